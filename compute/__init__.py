@@ -1,0 +1,1 @@
+"""Arithmetic over page pools: weights, decoder, paged attention, sampling, steps."""

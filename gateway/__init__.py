@@ -1,0 +1,1 @@
+"""Language and time: tokens, text, chat, admission, scheduling."""

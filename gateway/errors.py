@@ -1,0 +1,73 @@
+"""Errors of the gateway.
+
+GatewayError
+├── InvalidField        a field of a request is wrong; `field` names it
+├── ModelNotFound
+├── RequestExists       the request id is running
+├── RequestNotFound
+├── QueueFull           try again after `retry_after` seconds
+├── WorkerUnavailable   loading, draining, or a worker is gone; try again
+└── StepRefused         compute would not run a step: a bug on our side
+"""
+
+from __future__ import annotations
+
+
+class GatewayError(Exception):
+    """Base of all errors of this package. `reason` is stable; the text is for people."""
+
+    reason = "GATEWAY_ERROR"
+
+    def __init__(self, message: str, **metadata: object) -> None:
+        super().__init__(message)
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+
+class InvalidField(GatewayError):
+    reason = "INVALID_FIELD"
+
+    def __init__(self, field: str, message: str, *, reason: str = "INVALID_FIELD") -> None:
+        super().__init__(message, field=field)
+        self.reason = reason
+        self.field = field
+
+
+class ModelNotFound(GatewayError):
+    reason = "MODEL_NOT_FOUND"
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"the model {model!r} is not served here", field="model")
+
+
+class RequestExists(GatewayError):
+    reason = "REQUEST_EXISTS"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request {request_id!r} is running", field="request_id")
+
+
+class RequestNotFound(GatewayError):
+    reason = "REQUEST_NOT_FOUND"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"no request {request_id!r} is running", field="request_id")
+
+
+class QueueFull(GatewayError):
+    reason = "QUEUE_FULL"
+
+    def __init__(self, *, limit: int, retry_after: float = 1.0) -> None:
+        super().__init__(f"{limit} requests are waiting already", limit=limit)
+        self.retry_after = retry_after
+
+
+class WorkerUnavailable(GatewayError):
+    reason = "UNAVAILABLE"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class StepRefused(GatewayError):
+    reason = "STEP_REFUSED"

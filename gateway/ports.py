@@ -1,0 +1,228 @@
+"""What the gateway needs from outside: a page manager and a step runner.
+
+Both may be processes behind gRPC or objects in this process; `services/` has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class Namespace(NamedTuple):
+    """What makes cached KV interchangeable. Parts are compared one by one, never joined."""
+
+    model_fingerprint: bytes
+    adapter: str = ""
+    tenant: str = ""
+    salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How the next token is drawn. Temperature 0 is greedy; 0 / 1.0 / 0.0 switch limits off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    sequence_index: int = 0
+    return_logprob: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolInfo:
+    block_size: int
+    num_blocks: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The loaded model. `max_sequence_length` counts prompt and answer together."""
+
+    model_id: str
+    fingerprint: bytes
+    vocab_size: int
+    max_sequence_length: int
+    pool: PoolInfo
+
+
+# --- the page manager -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPlan:
+    sequence_id: str
+    token_ids: Sequence[int]
+    namespace: Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSequence:
+    """`num_cached_tokens` leading tokens are computed already; fewer than the prompt has."""
+
+    sequence_id: str
+    block_ids: list[int]
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendPlan:
+    """Make room for `length` tokens in all."""
+
+    sequence_id: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedSequence:
+    """Blocks `block_ids` now stand in the table from index `first_index` on."""
+
+    sequence_id: str
+    first_index: int
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitPlan:
+    """The KV of the first `num_computed_tokens` tokens has been written.
+
+    `token_ids` are the tokens from position `token_start` on that the page manager
+    may not know yet.
+    """
+
+    sequence_id: str
+    num_computed_tokens: int
+    token_start: int
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    sequence_id: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One step's changes, applied in the order of the fields, each entry on its own.
+
+    `opens` stop at the first that finds no room, so that none overtakes another.
+    """
+
+    commits: Sequence[CommitPlan] = ()
+    closes: Sequence[str] = ()
+    extends: Sequence[ExtendPlan] = ()
+    opens: Sequence[OpenPlan] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.commits or self.closes or self.extends or self.opens)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    extended: list[ExtendedSequence]
+    opened: list[OpenedSequence]
+    refused: list[Refusal]
+
+
+class KvStore(Protocol):
+    """The page manager. Every call raises WorkerUnavailable when it is out of reach."""
+
+    async def update_sequences(self, update: Update) -> UpdateResult:
+        """Apply one step's changes in a single call."""
+
+    async def close(self) -> None:
+        """Give up the connection. Open sequences stay until they are closed by id."""
+
+
+# --- the step runner --------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceState:
+    """All that compute must know of a sequence; replaces what it knew before."""
+
+    sequence_id: str
+    token_ids: Sequence[int]
+    block_ids: Sequence[int]
+    sampling: SamplingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class TableExtension:
+    sequence_id: str
+    first_index: int
+    block_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, start + num_tokens) of a sequence; `sample` draws the one after them."""
+
+    sequence_id: str
+    start: int
+    num_tokens: int
+    sample: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward over one batch; fields are applied in their order."""
+
+    step_id: int
+    closed: Sequence[str] = ()
+    sequences: Sequence[SequenceState] = ()
+    extensions: Sequence[TableExtension] = ()
+    chunks: Sequence[Chunk] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    sequence_id: str
+    token_id: int
+    logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Tokens in the order of the chunks that sample. `elapsed` in seconds."""
+
+    step_id: int
+    tokens: list[SampledToken]
+    elapsed: float
+
+
+class StepStream(Protocol):
+    """An open stream of steps. Sequence state on the other side lives as long as it."""
+
+    async def submit(self, step: Step) -> None:
+        """Send a step. Results come in the order of submission."""
+
+    async def result(self) -> StepResult:
+        """Wait for the next step's result.
+
+        Raises:
+            StepRefused: the step was not run; the stream goes on.
+            WorkerUnavailable: the stream is broken; open another.
+        """
+
+    async def close(self) -> None:
+        """End the stream; compute forgets its sequences. Safe to repeat."""
+
+
+class Compute(Protocol):
+    """The step runner. Every call raises WorkerUnavailable when it is out of reach."""
+
+    async def get_model(self) -> ModelInfo:
+        """Describe the loaded model and its pool. WorkerUnavailable while it loads."""
+
+    async def open_stream(self) -> StepStream:
+        """Become the driver: one stream at a time."""
+
+    async def close(self) -> None:
+        """Give up the connection."""

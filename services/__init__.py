@@ -1,0 +1,1 @@
+"""Wiring: the only place with gRPC, HTTP, environment and sockets."""
