@@ -1,0 +1,1 @@
+"""What every binary shares: errors, configuration, logs, server, model files."""
