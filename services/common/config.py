@@ -1,0 +1,233 @@
+"""Configuration: flags over QUIRE_* environment over a TOML file.
+
+Every option is declared once, below, with its default, range and text; a command's
+settings are the groups that it needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import psutil
+from pydantic import AfterValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from services.common.startup import StartupError
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+
+
+def memory_bytes(text: str) -> int:
+    """Bytes of a size such as 1073741824, 1GiB, 500MB, or of a share such as 25%.
+
+    A share is of the machine's physical memory, which does not change while others
+    come and go; free memory would.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z%]*)\s*", text)
+    if match is None or match[2].lower() not in {*_UNITS, "%"}:
+        raise ValueError(f"{text!r} is not a size such as 1GiB, 500MB or 25%")
+    number, unit = float(match[1]), match[2].lower()
+    if unit == "%":
+        return int(psutil.virtual_memory().total * min(number, 100.0) / 100)
+    return int(number * _UNITS[unit])
+
+
+def _check_size(text: str) -> str:
+    if memory_bytes(text) <= 0:
+        raise ValueError("must be above zero")
+    return text
+
+
+def _check_host_port(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT")
+    return text
+
+
+def _check_block_size(value: int) -> int:
+    if value not in (8, 16, 32):
+        raise ValueError("must be 8, 16 or 32")
+    return value
+
+
+BlockSize = Annotated[int, AfterValidator(_check_block_size)]
+MemorySize = Annotated[str, AfterValidator(_check_size)]
+HostPort = Annotated[str, AfterValidator(_check_host_port)]
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "quire"
+
+
+class _Settings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="QUIRE_",
+        extra="ignore",  # the environment and the TOML file are shared by all commands
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+        protected_namespaces=(),
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - fixed signature
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _TomlSource(settings_cls)
+
+
+class _TomlSource(PydanticBaseSettingsSource):
+    """The file named by QUIRE_CONFIG, or ./quire.toml if it exists."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        return None, field_name, False  # all fields come from __call__
+
+    def __call__(self) -> dict[str, Any]:
+        named = os.environ.get("QUIRE_CONFIG")
+        path = Path(named) if named else Path("quire.toml")
+        if not named and not path.exists():
+            return {}
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise StartupError(f"configuration file {path}: {error}") from None
+        names = {key.replace("-", "_"): value for key, value in values.items()}
+        unknown = sorted(set(names) - known_options())
+        if unknown:
+            raise StartupError(f"configuration file {path}: unknown option {unknown[0]!r}")
+        return {key: value for key, value in names.items() if key in self.settings_cls.model_fields}
+
+
+class LogSettings(_Settings):
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least severe log lines to print"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="form of log lines")
+
+
+class ModelSettings(_Settings):
+    model: str = Field(
+        DEFAULT_MODEL,
+        min_length=1,
+        description="the built-in model's name, a GGUF file, a directory of safetensors, "
+        "or a hub id",
+    )
+    cache_dir: Path = Field(
+        default_factory=_default_cache_dir, description="where models and kernels are kept"
+    )
+
+
+class PoolSettings(_Settings):
+    kv_memory: MemorySize = Field(
+        "1GiB", description="size of the page pool: bytes, 1GiB, 500MB, or 25%% of memory"
+    )
+    block_size: BlockSize = Field(16, description="tokens per block: 8, 16 or 32")
+
+
+class MathSettings(_Settings):
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="type of weights, activations and KV"
+    )
+    threads: int = Field(
+        0, ge=0, le=1024, description="threads for arithmetic; 0: one per available core"
+    )
+
+
+class ApiSettings(_Settings):
+    http: HostPort = Field("127.0.0.1:8000", description="address of the REST interface")
+    grpc: HostPort = Field("127.0.0.1:50050", description="address of GenerationService")
+    max_waiting: int = Field(256, ge=1, description="requests that may wait before 429")
+    max_running: int = Field(64, ge=1, le=4096, description="sequences in a step at most")
+    token_budget: int = Field(512, ge=1, le=65536, description="tokens in a step at most")
+    step_timeout: float = Field(
+        60.0, gt=0, description="seconds after which a step counts as stalled"
+    )
+    max_body_bytes: int = Field(4 * 2**20, ge=1024, description="largest HTTP request body")
+    drain_timeout: float = Field(
+        5.0, ge=0, description="seconds that running requests get at shutdown"
+    )
+
+
+class KvStoreSettings(PoolSettings, LogSettings):
+    """The KV page manager."""
+
+    listen: str = Field("127.0.0.1:50051", description="address: HOST:PORT or unix:PATH")
+
+
+class ComputeSettings(ModelSettings, MathSettings, LogSettings):
+    """Prefill and paged decode."""
+
+    listen: str = Field("127.0.0.1:50052", description="address: HOST:PORT or unix:PATH")
+    kvstore: str = Field("127.0.0.1:50051", description="address of the kvstore")
+
+
+class GatewaySettings(ModelSettings, ApiSettings, LogSettings):
+    """REST and gRPC for applications."""
+
+    kvstore: str = Field("127.0.0.1:50051", description="address of the kvstore")
+    compute: str = Field("127.0.0.1:50052", description="address of compute")
+
+
+class UpSettings(ModelSettings, PoolSettings, MathSettings, ApiSettings, LogSettings):
+    """All three services under one supervisor."""
+
+
+class ChatSettings(_Settings):
+    """A conversation in the terminal."""
+
+    url: str = Field("http://127.0.0.1:8000", description="REST address of a running Quire")
+    model: str = Field("", description="model to talk to; empty: the first one served")
+    system: str = Field("", description="system prompt")
+    max_tokens: int = Field(512, ge=1, description="longest answer")
+    temperature: float = Field(0.7, ge=0, le=2, description="0: always the likeliest token")
+
+
+_COMMANDS = (KvStoreSettings, ComputeSettings, GatewaySettings, UpSettings, ChatSettings)
+
+
+def known_options() -> set[str]:
+    return {name for settings in _COMMANDS for name in settings.model_fields}
+
+
+S = TypeVar("S", bound=_Settings)
+
+
+def load(kind: type[S], command: str, arguments: list[str]) -> S:
+    """Settings of a command from its flags, the environment and the TOML file.
+
+    Raises:
+        StartupError: a value is wrong; the text names the option.
+        SystemExit: --help, or an unknown flag, already printed.
+    """
+    try:
+        return kind(_cli_parse_args=arguments, _cli_prog_name=f"quire {command}")  # type: ignore[call-arg]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "-".join(str(part) for part in first["loc"]).replace("_", "-")
+        text = first["msg"].removeprefix("Value error, ")
+        raise StartupError(f"--{name}: {text} (got {first['input']!r})") from None
+
+
+def to_toml(settings: BaseSettings) -> str:
+    """The settings as a TOML file that would reproduce them."""
+    lines = []
+    for name, info in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        text = repr(value) if isinstance(value, int | float) else f'"{value}"'
+        lines.append(f"# {(info.description or '').replace('%%', '%')}\n{name} = {text}")
+    return "\n".join(lines)
