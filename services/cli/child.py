@@ -69,16 +69,16 @@ class Child:
         """Wait until the child is ready. Raises ChildFailed if it never will be."""
         await asyncio.shield(self._ready)
 
-    async def stop(self, timeout: float) -> None:
-        """Ask the child to end; kill it if it has not after `timeout` seconds."""
+    async def stop(self, patience: float) -> None:
+        """Ask the child to end; kill it if it has not after `patience` seconds."""
         if self.process is None or self.exited is None:
             return
         if self.process.returncode is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(asyncio.shield(self.exited), timeout)
+            await asyncio.wait_for(asyncio.shield(self.exited), patience)
         except TimeoutError:
-            self._show(self.name, f"did not end within {timeout:g} s; killed")
+            self._show(self.name, f"did not end within {patience:g} s; killed")
             self.process.kill()
             await self.exited
 

@@ -115,8 +115,8 @@ def error_details(error: grpc.RpcError) -> Status:
     A failure below the application (a lost connection) has reason "" and the
     library's own code and text.
     """
-    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]
-    message: str = error.details() or ""  # type: ignore[attr-defined]
+    code: grpc.StatusCode = error.code()
+    message: str = error.details() or ""
     reason, metadata, retry_after = "", {}, None
     try:
         status = rpc_status.from_call(error)

