@@ -1,0 +1,148 @@
+"""The supervisor: start, failures to start, a service that dies, a clean end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from conftest import start_quire
+
+SHM = Path("/dev/shm")
+
+
+def pools() -> set[str]:
+    return {path.name for path in SHM.glob("quire-*")}
+
+
+def run_up(*flags: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli", "up", *flags],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def assert_one_clear_line(result: subprocess.CompletedProcess, *words: str) -> None:
+    assert result.returncode != 0
+    failures = [line for line in result.stderr.splitlines() if line.startswith("quire: ")]
+    assert len(failures) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    for word in words:
+        assert word in failures[0]
+
+
+def test_announces_its_addresses_and_a_command_to_try(quire):
+    text = quire.log.read_text()
+    assert f"http://{quire.http}/v1" in text
+    assert quire.grpc in text
+    command = text[text.index("curl ") :].splitlines()[0]
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert '"finish_reason"' in answer.stdout
+
+
+def test_ctrl_c_ends_all_processes_and_releases_the_pool(model_files, tmp_path):
+    before = pools()
+    running = start_quire(tmp_path / "log", "--kv-memory", "64MiB")
+    running.wait_ready()
+    children = psutil.Process(running.process.pid).children()
+    assert len(children) == 3
+    assert len(pools() - before) == 1
+    assert running.stop() == 0
+    assert not [child for child in children if child.is_running()]
+    assert pools() == before
+
+
+@pytest.mark.parametrize("service", ["kvstore", "compute", "gateway"])
+def test_a_service_that_dies_ends_all_with_its_name(model_files, tmp_path, service):
+    before = pools()
+    running = start_quire(tmp_path / "log", "--kv-memory", "64MiB")
+    running.wait_ready()
+    children = psutil.Process(running.process.pid).children()
+    running.child(service).send_signal(signal.SIGKILL)
+    assert running.process.wait(30) == 1
+    assert f"{service} exited" in running.log.read_text()
+    assert not [child for child in children if child.is_running()]
+    if service != "kvstore":  # whoever is killed cannot clean up; the next start does
+        assert pools() == before
+
+
+def test_a_killed_supervisor_takes_its_services_along(model_files, tmp_path):
+    running = start_quire(tmp_path / "log", "--kv-memory", "64MiB")
+    running.wait_ready()
+    children = psutil.Process(running.process.pid).children()
+    running.process.kill()
+    running.process.wait()
+    _, alive = psutil.wait_procs(children, timeout=15)
+    assert not alive
+
+
+def test_a_busy_port_is_one_line(model_files):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert_one_clear_line(run_up("--http", address), "--http", address)
+        assert_one_clear_line(run_up("--grpc", address), "--grpc", address)
+
+
+@pytest.mark.parametrize("model", ["/nowhere/model", "/nowhere/model.gguf"])
+def test_a_missing_model_is_one_line(model):
+    assert_one_clear_line(run_up("--model", model), model)
+
+
+def test_a_file_that_is_no_model_is_one_line(tmp_path):
+    path = tmp_path / "noise.gguf"
+    path.write_bytes(b"not a model at all")
+    assert_one_clear_line(run_up("--model", str(path)), str(path))
+
+
+def test_a_truncated_model_is_one_line(model_files, tmp_path):
+    whole = model_files.weights.read_bytes()
+    path = tmp_path / "short.gguf"
+    path.write_bytes(whole[: len(whole) // 2])
+    assert_one_clear_line(run_up("--model", str(path), "--kv-memory", "64MiB"))
+
+
+def test_no_room_in_shared_memory_is_one_line_and_leaves_nothing(model_files):
+    before, processes = pools(), len(psutil.pids())
+    assert_one_clear_line(run_up("--kv-memory", "900TiB"), "--kv-memory")
+    assert pools() == before
+    assert len(psutil.pids()) <= processes + 2  # others come and go on a busy machine
+
+
+def test_a_wrong_option_is_one_line():
+    assert_one_clear_line(run_up("--block-size", "12"), "--block-size", "8, 16 or 32")
+    assert_one_clear_line(run_up("--kv-memory", "lots"), "--kv-memory")
+
+
+def test_readiness_ends_with_a_stopped_compute_and_returns_with_it(model_files, tmp_path):
+    """Fault A6: a health check must not stay green with a stopped engine behind it."""
+    running = start_quire(tmp_path / "log", "--kv-memory", "64MiB", "--step-timeout", "3")
+    try:
+        running.wait_ready()
+        compute = running.child("compute")
+        compute.suspend()
+        body = {"model": model_files.model_id, "prompt": "Hello", "max_tokens": 4}
+        answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=30)
+        assert answer.status_code == 503
+        assert httpx.get(f"{running.url}/health/ready").status_code == 503
+        assert httpx.get(f"{running.url}/health/live").status_code == 200
+        compute.resume()
+        running.wait_ready(30)
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=30)
+            if answer.status_code == 200:
+                break
+        assert answer.status_code == 200
+    finally:
+        running.stop()
