@@ -1,0 +1,100 @@
+"""What a checkpoint offers, and the check that it is the whole model and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from compute.config import ModelConfig
+from compute.errors import WeightsInvalid
+from compute.weights.names import expected_shapes
+
+Progress = Callable[[int, int], None]  # tensors read, tensors in all
+
+_MAX_NAMED = 3  # in a message about many tensors
+
+
+class WeightSource(Protocol):
+    """Tensors of a checkpoint under our names, read one at a time."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold the tensors."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every tensor in the files by our name, tied duplicates and derived ones left out."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor in the layout of Hugging Face, in fp32 or the type it is stored in.
+
+        Raises:
+            WeightsInvalid: the file does not give it.
+        """
+
+
+class Weights:
+    """The tensors of one model, each converted to `dtype` as it is taken.
+
+    Raises:
+        WeightsInvalid: at construction, if tensors are missing, unknown or misshaped;
+            nothing but headers has been read by then.
+    """
+
+    def __init__(
+        self,
+        source: WeightSource,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        progress: Progress = lambda _done, _total: None,
+    ) -> None:
+        self._expected = expected_shapes(config)
+        _check_complete(source, self._expected)
+        self._source = source
+        self._dtype = dtype
+        self._progress = progress
+        self._num_taken = 0
+
+    def take(self, name: str) -> torch.Tensor:
+        """A private copy. Taking each tensor once makes the progress end at its total.
+
+        Raises:
+            WeightsInvalid: it cannot be read, or holds values that are not finite.
+        """
+        stored = self._source.read(name)
+        if not torch.isfinite(stored).all():
+            raise WeightsInvalid(f"tensor {name!r} holds values that are not finite", tensor=name)
+        tensor = stored.to(self._dtype, copy=True).contiguous()
+        self._num_taken += 1
+        self._progress(self._num_taken, len(self._expected))
+        return tensor
+
+    def take_rows(self, names: list[str]) -> torch.Tensor:
+        """Several tensors under each other, for products that share their input."""
+        return torch.cat([self.take(name) for name in names])
+
+
+def _check_complete(source: WeightSource, expected: Mapping[str, tuple[int, ...]]) -> None:
+    found = source.shapes
+    where = source.files[0].name if len(source.files) == 1 else source.files[0].parent.name
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise WeightsInvalid(f"{where}: tensors missing: {_listed(missing)}", tensor=missing[0])
+    extra = [name for name in found if name not in expected]
+    if extra:
+        raise WeightsInvalid(f"{where}: tensors of no use: {_listed(extra)}", tensor=extra[0])
+    for name, shape in expected.items():
+        if found[name] != shape:
+            raise WeightsInvalid(
+                f"{where}: tensor {name!r} has shape {list(found[name])}, "
+                f"the configuration says {list(shape)}",
+                tensor=name,
+            )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
