@@ -7,6 +7,7 @@ ComputeError
 ├── ModelNotFound       no such file or folder
 ├── ModelUnsupported    a family, option or tensor type we cannot run
 ├── WeightsInvalid      missing, extra or misshaped tensors, a truncated file
+├── LogitsNotFinite     broken weights, or a pool that was overwritten
 ├── ModelLoading        not ready yet
 └── DriverBusy          another driver's stream is open
 """
@@ -46,6 +47,10 @@ class ModelUnsupported(ComputeError):
 
 class WeightsInvalid(ComputeError):
     reason = "WEIGHTS_INVALID"
+
+
+class LogitsNotFinite(ComputeError):
+    reason = "LOGITS_NOT_FINITE"
 
 
 class ModelLoading(ComputeError):

@@ -1,0 +1,180 @@
+"""The decoder: Llama-family arithmetic whose only KV is the page pool.
+
+Axes: T tokens in the step, N sequences that decode, K rows that sample, E hidden size,
+V vocabulary, and those of compute.kernels.
+
+Source: Touvron et al. 2023, arXiv:2302.13971 (the architecture); Kwon et al. 2023,
+arXiv:2309.06180 (KV in pages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from compute.config import ModelConfig
+from compute.kernels import Kernels
+from compute.linear import Linear
+from compute.rope import rope_tables
+from compute.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillChunk:
+    """Rows [first_row, end_row) of the batch: the last tokens of one sequence so far."""
+
+    first_row: int
+    end_row: int
+    block_table: torch.Tensor  # [M] int32
+    seq_len: int  # tokens including the chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tokens of one step: one row for each sequence that decodes, then the chunks.
+
+    token_ids, positions  [T] int64
+    slot_mapping          [T] int64   block_id * B + offset, no slot twice
+    block_tables          [N, M] int32 of the decode rows, rows 0 to N
+    seq_lens              [N] int32   tokens including this one
+    sample_rows           [K] int64   rows whose logits are wanted, ascending
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
+    chunks: Sequence[PrefillChunk]
+    sample_rows: torch.Tensor
+
+
+class LlamaDecoder:
+    """Weights and the forward pass. Stateless but for scratch memory; one thread at a time."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
+        """Take every tensor from `weights`, once; a layer at a time, so that the peak of
+        memory is the model and one layer.
+
+        Raises what Weights.take raises.
+        """
+        self.config = config
+        self._kernels = kernels
+        self._embedding = weights.take("embedding")
+        self._layers = [_Layer(config, weights, n) for n in range(config.num_layers)]
+        self._norm = weights.take("norm")
+        tied = config.tie_word_embeddings
+        self._head = Linear(self._embedding if tied else weights.take("head"), None)
+        self._cos, self._sin = rope_tables(config.rope, config.max_sequence_length)
+        self._scale = config.head_size**-0.5
+        self._scratch = _Scratch(config, self._embedding.dtype, num_rows=1)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and KV."""
+        return self._embedding.dtype
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv_layers: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Run the step: write its keys and values, return logits [K, V].
+
+        `kv_layers` are the L layers of the pool, each [P, 2, B, Hkv, D]. Rows that do not
+        sample leave the pass before the head.
+        """
+        num_rows = batch.token_ids.shape[0]
+        buffers = self._buffers(num_rows)
+        residual, normed = buffers.residual, buffers.normed
+        torch.index_select(self._embedding, 0, batch.token_ids, out=residual)
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        eps, kernels = self.config.rms_norm_eps, self._kernels
+        kernels.rms_norm(residual, self._layers[0].attention_norm, eps, normed)
+        update = normed
+        for n, layer in enumerate(self._layers):
+            if n:
+                kernels.add_rms_norm(update, residual, layer.attention_norm, eps, normed)
+            attended = self._attend(layer, batch, kv_layers[n], cos, sin)
+            kernels.add_rms_norm(layer.o(attended), residual, layer.mlp_norm, eps, normed)
+            kernels.silu_mul(layer.gate_up(normed), buffers.inner)
+            update = layer.down(buffers.inner)
+        return self._logits(update, residual, batch.sample_rows)
+
+    def _attend(
+        self,
+        layer: _Layer,
+        batch: Batch,
+        kv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write the step's keys and values, then attend. Returns [T, Hq * D]."""
+        config, kernels, buffers = self.config, self._kernels, self._scratch
+        qkv = layer.qkv(buffers.normed)
+        kernels.rope_write_kv(qkv, cos, sin, batch.slot_mapping, kv, config.num_q_heads)
+        q = qkv.view(qkv.shape[0], -1, config.head_size)[:, : config.num_q_heads]
+        out = buffers.attended
+        num_decodes = batch.seq_lens.shape[0]
+        if num_decodes:
+            kernels.paged_decode(
+                q[:num_decodes],
+                kv,
+                batch.block_tables,
+                batch.seq_lens,
+                self._scale,
+                out[:num_decodes],
+            )
+        for chunk in batch.chunks:
+            rows = slice(chunk.first_row, chunk.end_row)
+            kernels.paged_prefill(
+                q[rows], kv, chunk.block_table, chunk.seq_len, self._scale, out[rows]
+            )
+        return out.view(out.shape[0], -1)
+
+    def _logits(
+        self, update: torch.Tensor, residual: torch.Tensor, sample_rows: torch.Tensor
+    ) -> torch.Tensor:
+        num_samples = sample_rows.shape[0]
+        if num_samples == 0:
+            return residual.new_empty((0, self.config.vocab_size))
+        if num_samples != residual.shape[0]:
+            update, residual = update[sample_rows], residual[sample_rows]
+        normed = torch.empty_like(residual)
+        self._kernels.add_rms_norm(update, residual, self._norm, self.config.rms_norm_eps, normed)
+        return self._head(normed)
+
+    def _buffers(self, num_rows: int) -> _Scratch:
+        """Scratch of exactly num_rows; steady decoding finds the last step's again."""
+        if self._scratch.residual.shape[0] != num_rows:
+            self._scratch = _Scratch(self.config, self.dtype, num_rows)
+        return self._scratch
+
+
+class _Layer:
+    """Weights of one layer; projections that share their input are one product."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, index: int) -> None:
+        def linear(*parts: str, bias: bool) -> Linear:
+            names = [f"layers.{index}.{part}" for part in parts]
+            biases = [f"{name}.bias" for name in names]
+            return Linear(weights.take_rows(names), weights.take_rows(biases) if bias else None)
+
+        self.attention_norm = weights.take(f"layers.{index}.attention_norm")
+        self.qkv = linear("q", "k", "v", bias=config.attention_bias)
+        self.o = linear("o", bias=config.attention_bias)
+        self.mlp_norm = weights.take(f"layers.{index}.mlp_norm")
+        self.gate_up = linear("gate", "up", bias=config.mlp_bias)
+        self.down = linear("down", bias=config.mlp_bias)
+
+
+class _Scratch:
+    """Activations that every layer overwrites.
+
+    residual, normed [T, E]; inner [T, I]; attended [T, Hq, D]
+    """
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, num_rows: int) -> None:
+        self.residual = torch.empty(num_rows, config.hidden_size, dtype=dtype)
+        self.normed = torch.empty_like(self.residual)
+        self.inner = torch.empty(num_rows, config.intermediate_size, dtype=dtype)
+        self.attended = torch.empty(num_rows, config.num_q_heads, config.head_size, dtype=dtype)
