@@ -1,0 +1,114 @@
+"""What REST and gRPC have in common: prompts into tokens, generations, their metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from gateway.errors import InvalidField, ModelNotFound
+from gateway.ports import ModelInfo
+from gateway.types import Delta, GenerationEvent, GenerationRequest, Started
+from services.gateway.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gateway.engine import Engine
+
+# Above this, tokenizing takes long enough to delay the tokens of others.
+_LONG_TEXT = 4096
+
+Conversation = Sequence[dict[str, str]]
+
+
+class Frontend:
+    """The engine as applications see it. One event loop owns it."""
+
+    def __init__(self, engine: Engine, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self._engine = engine
+
+    def model(self, name: str) -> ModelInfo:
+        """The served model of that name. Raises ModelNotFound."""
+        model = self._engine.model
+        if name != model.model_id:
+            raise ModelNotFound(name)
+        return model
+
+    def models(self) -> list[ModelInfo]:
+        return [self._engine.model]
+
+    def is_ready(self) -> bool:
+        return self._engine.is_ready()
+
+    async def tokenize(self, text: str) -> list[int]:
+        if len(text) < _LONG_TEXT:
+            return self._engine.tokenizer.encode(text)
+        return await asyncio.to_thread(self._engine.tokenizer.encode, text)
+
+    async def tokenize_chat(self, messages: Conversation) -> list[int]:
+        """The conversation and the start of the assistant's next message."""
+        if sum(len(message["content"]) for message in messages) < _LONG_TEXT:
+            return self._engine.tokenizer.render_chat(messages)
+        return await asyncio.to_thread(self._engine.tokenizer.render_chat, messages)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Raises InvalidField if one is not in the vocabulary."""
+        vocab_size = self._engine.model.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidField("token_ids", f"token_ids: {token_id} is not below {vocab_size}")
+        return self._engine.tokenizer.decode(token_ids)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent]:
+        """The engine's events. Closing the iterator cancels the request."""
+        metrics, began = self.metrics, time.monotonic()
+        latest, outcome = 0.0, "abandoned"
+        try:
+            async with aclosing(self._engine.generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, Started):
+                        metrics.prompt_tokens.inc(event.num_prompt_tokens)
+                        metrics.cached_tokens.inc(event.num_cached_tokens)
+                    elif isinstance(event, Delta):
+                        latest = self._observe_delta(event, began, latest)
+                    else:
+                        outcome = event.reason.value
+                    yield event
+        except Exception:
+            outcome = "error"
+            raise
+        finally:
+            metrics.generations.labels(outcome).inc()
+            metrics.whole.observe(time.monotonic() - began)
+
+    def _observe_delta(self, delta: Delta, began: float, latest: float) -> float:
+        """`latest` is the time of the delta before, 0 if there was none; returns this one's."""
+        num_tokens = len(delta.token_ids)
+        if not num_tokens:
+            return latest
+        now = time.monotonic()
+        self.metrics.generated_tokens.inc(num_tokens)
+        if not latest:
+            self.metrics.first_token.observe(now - began)
+        else:
+            for _ in range(num_tokens):
+                self.metrics.between_tokens.observe((now - latest) / num_tokens)
+        return now
+
+    def cancel(self, request_id: str) -> None:
+        """Raises RequestNotFound if no such request is running."""
+        self._engine.cancel(request_id)
+
+    async def scrape(self) -> bytes:
+        stats = self._engine.stats()
+        self.metrics.running.set(stats.num_running)
+        self.metrics.waiting.set(stats.num_waiting)
+        return await self.metrics.scrape()
+
+
+def new_seed() -> int:
+    """For a request that gave none."""
+    return secrets.randbits(63)

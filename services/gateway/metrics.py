@@ -1,0 +1,100 @@
+"""What the gateway reports to Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from kvstore.types import PoolStats
+
+KvStats = Callable[[], Awaitable[PoolStats]]
+
+# Seconds. Fine where people notice, up to a long queue.
+_FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_BETWEEN = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+_WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+# A scrape must not hang on a kvstore that does.
+_KV_STATS_TIMEOUT = 1.0
+
+
+class Metrics:
+    """Counters and histograms of one gateway, in a registry of their own."""
+
+    def __init__(self, kv_stats: KvStats | None = None) -> None:
+        registry = CollectorRegistry()
+        self._registry = registry
+        self._kv_stats = kv_stats
+        self._kv_up = Gauge("quire_kvstore_up", "Whether the kvstore answered.", registry=registry)
+        self._kv: dict[str, Gauge] = {}
+        self.http_requests = Counter(
+            "quire_http_requests",
+            "Finished HTTP requests. Status 499: the client left.",
+            ("method", "route", "status"),
+            registry=registry,
+        )
+        self.generations = Counter(
+            "quire_generations",
+            "Ended generations: stop, length, cancelled, abandoned or error.",
+            ("outcome",),
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "quire_prompt_tokens", "Prompt tokens of started generations.", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "quire_cached_prompt_tokens", "Those found in the cache.", registry=registry
+        )
+        self.generated_tokens = Counter(
+            "quire_generated_tokens", "Tokens sent to clients.", registry=registry
+        )
+        self.first_token = Histogram(
+            "quire_time_to_first_token_seconds",
+            "From the request to its first token.",
+            buckets=_FIRST,
+            registry=registry,
+        )
+        self.between_tokens = Histogram(
+            "quire_inter_token_latency_seconds",
+            "Between two deliveries of tokens, per token.",
+            buckets=_BETWEEN,
+            registry=registry,
+        )
+        self.whole = Histogram(
+            "quire_generation_seconds",
+            "From the request to the end of its answer.",
+            buckets=_WHOLE,
+            registry=registry,
+        )
+        self.running = Gauge("quire_requests_running", "Admitted generations.", registry=registry)
+        self.waiting = Gauge("quire_requests_waiting", "Queued generations.", registry=registry)
+
+    async def scrape(self) -> bytes:
+        """All metrics in Prometheus' text format, the kvstore's as of now."""
+        if self._kv_stats is not None:
+            try:
+                stats = await asyncio.wait_for(self._kv_stats(), _KV_STATS_TIMEOUT)
+            except Exception:  # whatever it is, the other metrics are worth having
+                self._forget_kv()
+            else:
+                self._set_kv(stats)
+        return generate_latest(self._registry)
+
+    def _set_kv(self, stats: PoolStats) -> None:
+        self._kv_up.set(1)
+        for name, value in dataclasses.asdict(stats).items():
+            if name not in self._kv:
+                label = "quire_kvstore_" + name.removeprefix("num_")
+                self._kv[name] = Gauge(
+                    label, f"{name} of the kvstore's statistics.", registry=self._registry
+                )
+            self._kv[name].set(value)
+
+    def _forget_kv(self) -> None:
+        self._kv_up.set(0)
+        for gauge in self._kv.values():
+            self._registry.unregister(gauge)
+        self._kv.clear()

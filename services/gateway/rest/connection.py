@@ -1,0 +1,79 @@
+"""What a route does with its connection: read the body, notice that the client left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
+
+from services.gateway.rest.errors import BodyTooLarge, ClientDisconnected, HttpError
+
+T = TypeVar("T")
+
+
+async def read_json_body(request: Request, limit: int) -> bytes:
+    """The body, if it claims to be JSON and has at most `limit` bytes.
+
+    A larger one is refused as soon as that is known, and not kept.
+
+    Raises:
+        HttpError: 413 or 415.
+        ClientDisconnected: it left before the body was complete.
+    """
+    _check_type(request)
+    if _announced_length(request) > limit:
+        raise BodyTooLarge(limit)
+    body = bytearray()
+    try:
+        async for piece in request.stream():
+            if len(body) + len(piece) > limit:
+                raise BodyTooLarge(limit)
+            body += piece
+    except ClientDisconnect:
+        raise ClientDisconnected from None
+    return bytes(body)
+
+
+def _announced_length(request: Request) -> int:
+    length = request.headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
+
+
+def _check_type(request: Request) -> None:
+    # No type is not JSON either: a web page can make a browser post to this machine
+    # without asking, but not with this type.
+    media_type, _, rest = request.headers.get("content-type", "").partition(";")
+    if media_type.strip().lower() != "application/json":
+        raise HttpError(415, "unsupported_media_type", "Content-Type must be application/json")
+    charset = rest.partition("charset=")[2].strip(' "').lower()
+    if charset not in ("", "utf-8", "utf8"):
+        raise HttpError(415, "unsupported_media_type", "the body must be in UTF-8")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise HttpError(415, "unsupported_media_type", "compressed bodies are not supported")
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves.
+
+    Raises:
+        ClientDisconnected: `work` has been cancelled and has ended.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_disconnect(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnected
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,151 @@
+"""An engine without a model, and the REST interface in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from gateway.errors import InvalidField, RequestNotFound
+from gateway.ports import ModelInfo, PoolInfo
+from gateway.types import Delta, Finished, FinishReason, Started
+from services.gateway.frontend import Frontend
+from services.gateway.metrics import Metrics
+from services.gateway.rest.app import create_app
+from services.gateway.rest.server import RestServer
+
+MODEL = ModelInfo("fake/model", b"\x01" * 32, 256, 512, PoolInfo(16, 64, 1))
+
+
+class ByteTokenizer:
+    """One token per byte of UTF-8."""
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, token_ids):
+        return bytes(token_ids).decode(errors="replace")
+
+    def render_chat(self, messages):
+        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
+
+
+@dataclass
+class Stats:
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+@dataclass
+class FakeEngine:
+    """Answers a prompt with the prompt in capitals, a character at a time.
+
+    `error` is raised instead of `num_before_error` deltas' successor. While `gate` is
+    unset, nothing is generated.
+    """
+
+    error: Exception | None = None
+    num_before_error: int = 0
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    ready: bool = True
+    model: ModelInfo = MODEL
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    requests: list = field(default_factory=list)
+    running: dict = field(default_factory=dict)
+    endings: Counter = field(default_factory=Counter)
+
+    def __post_init__(self):
+        self.gate.set()
+
+    def is_ready(self):
+        return self.ready
+
+    def stats(self):
+        return Stats(num_running=len(self.running))
+
+    def cancel(self, request_id):
+        if request_id not in self.running:
+            raise RequestNotFound(request_id)
+        self.running[request_id].set()
+
+    async def generate(self, request):
+        self.requests.append(request)
+        if len(request.prompt_ids) >= self.model.max_sequence_length:
+            raise InvalidField("prompt_ids", "too long", reason="CONTEXT_LENGTH_EXCEEDED")
+        if not all(0 <= token < self.model.vocab_size for token in request.prompt_ids):
+            raise InvalidField("prompt_ids", "prompt_ids: not in the vocabulary")
+        cancelled = self.running[request.request_id] = asyncio.Event()
+        ending = "closed"
+        try:
+            if self.error and not self.num_before_error:
+                raise self.error
+            yield Started(request.request_id, len(request.prompt_ids), 16)
+            text = self.tokenizer.decode(request.prompt_ids).upper()
+            limit = request.max_tokens or len(text)
+            for done, character in enumerate(text[:limit]):
+                if self.error and done == self.num_before_error:
+                    raise self.error
+                await self._pause(cancelled)
+                if cancelled.is_set():
+                    ending = "cancelled"
+                    yield Finished(FinishReason.CANCELLED, done)
+                    return
+                yield Delta(character, [1], [])
+            ending = "finished"
+            reason = FinishReason.LENGTH if limit < len(text) else FinishReason.STOP
+            yield Finished(reason, min(limit, len(text)))
+        finally:
+            del self.running[request.request_id]
+            self.endings[ending] += 1
+
+    async def _pause(self, cancelled):
+        waits = [asyncio.ensure_future(event.wait()) for event in (self.gate, cancelled)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+
+@pytest.fixture
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture
+def frontend(engine):
+    return Frontend(engine, Metrics())
+
+
+@pytest.fixture
+def app(frontend):
+    return create_app(frontend, max_body_bytes=64 * 1024)
+
+
+@pytest.fixture
+async def client(app):
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://quire") as client:
+        yield client
+
+
+@pytest.fixture
+async def url(app):
+    """The same over a real socket."""
+    server = RestServer(app, "127.0.0.1:0")
+    await server.start()
+    yield f"http://{server.address}"
+    await server.stop(grace=1)
+
+
+@pytest.fixture
+def until():
+    async def until(condition):
+        """Wait for something that must happen; the test's time limit is the bound."""
+        while not condition():
+            await asyncio.sleep(0.005)
+
+    return until

@@ -1,0 +1,299 @@
+"""Bad input: an error that names the field, and a service as healthy as before."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from gateway.errors import QueueFull, WorkerUnavailable
+
+COMPLETION = {"model": "fake/model", "prompt": "hello", "max_tokens": 3}
+CHAT = {"model": "fake/model", "messages": [{"role": "user", "content": "hi"}]}
+JSON = {"content-type": "application/json"}
+UNSUPPORTED, UNKNOWN, INVALID = "unsupported_option", "unknown_field", "invalid_field"
+
+
+@pytest.fixture
+async def refused(client):
+    """Post a body, check that the answer is an error and that the next request succeeds."""
+
+    async def post(path, body, **extra):
+        extra |= {"json": body} if not isinstance(body, bytes) else {"content": body}
+        response = await client.post(path, **extra)
+        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+        content = response.json()
+        assert content.keys() == {"error"}
+        assert content["error"].keys() == {"message", "type", "param", "code"}
+        assert content["error"]["message"]
+        assert response.headers["x-request-id"]
+        return response.status_code, content["error"]["param"], content["error"]["code"]
+
+    return post
+
+
+COMPLETION_CASES = [
+    ({"prompt": ""}, "prompt", INVALID),
+    ({"prompt": []}, "prompt", INVALID),
+    ({"prompt": None}, "prompt", INVALID),
+    ({"prompt": 5}, "prompt", INVALID),
+    ({"prompt": {"a": 1}}, "prompt", INVALID),
+    ({"prompt": ["a", ""]}, "prompt[1]", INVALID),
+    ({"prompt": [[1], []]}, "prompt[1]", INVALID),
+    ({"prompt": [1, True]}, "prompt[0]", INVALID),
+    ({"prompt": [1, 2.5]}, "prompt[0]", INVALID),
+    ({"prompt": [[1, "a"]]}, "prompt[0]", INVALID),
+    ({"prompt": ["a"] * 257}, "prompt", INVALID),
+    ({"prompt": [999999]}, "prompt", INVALID),
+    ({"prompt": [-1]}, "prompt", INVALID),
+    ({"prompt": "x" * 600}, "prompt", "context_length_exceeded"),
+    ({"max_tokens": -1}, "max_tokens", INVALID),
+    ({"max_tokens": 0}, "max_tokens", INVALID),
+    ({"max_tokens": "5"}, "max_tokens", INVALID),
+    ({"max_tokens": 5.0}, "max_tokens", INVALID),
+    ({"max_tokens": True}, "max_tokens", INVALID),
+    ({"max_tokens": [5]}, "max_tokens", INVALID),
+    ({"max_completion_tokens": 5}, "max_completion_tokens", UNKNOWN),
+    ({"temperature": -0.1}, "temperature", INVALID),
+    ({"temperature": 2.1}, "temperature", INVALID),
+    ({"temperature": "1"}, "temperature", INVALID),
+    ({"temperature": True}, "temperature", INVALID),
+    ({"top_p": 0}, "top_p", INVALID),
+    ({"top_p": 1.5}, "top_p", INVALID),
+    ({"top_k": -2}, "top_k", INVALID),
+    ({"top_k": 2**31}, "top_k", INVALID),
+    ({"min_p": 2}, "min_p", INVALID),
+    ({"seed": 1.5}, "seed", INVALID),
+    ({"seed": 2**64}, "seed", INVALID),
+    ({"stop": ""}, "stop[0]", INVALID),
+    ({"stop": ["a", None]}, "stop[1]", INVALID),
+    ({"stop": 5}, "stop", INVALID),
+    ({"stop": ["a"] * 17}, "stop", INVALID),
+    ({"stream": "true"}, "stream", INVALID),
+    ({"stream": 1}, "stream", INVALID),
+    ({"stream_options": {"include_usage": True}}, "stream_options", INVALID),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", UNKNOWN),
+    ({"stream": True, "stream_options": 1}, "stream_options", INVALID),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        UNSUPPORTED,
+    ),
+    ({"ignore_eos": 1}, "ignore_eos", INVALID),
+    ({"user": 1}, "user", INVALID),
+    ({"metadata": {"a": 1}}, "metadata.a", INVALID),
+    ({"model": None}, "model", INVALID),
+    ({"model": 1}, "model", INVALID),
+    ({"n": 2}, "n", UNSUPPORTED),
+    ({"n": True}, "n", UNSUPPORTED),
+    ({"best_of": 3}, "best_of", UNSUPPORTED),
+    ({"echo": True}, "echo", UNSUPPORTED),
+    ({"logprobs": 0}, "logprobs", UNSUPPORTED),
+    ({"logit_bias": {"5": 1}}, "logit_bias", UNSUPPORTED),
+    ({"presence_penalty": 0.1}, "presence_penalty", UNSUPPORTED),
+    ({"suffix": "x"}, "suffix", UNSUPPORTED),
+    ({"temprature": 0}, "temprature", UNKNOWN),
+    ({"messages": []}, "messages", UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(("extra", "param", "code"), COMPLETION_CASES, ids=lambda v: str(v)[:40])
+async def test_bad_completion_names_its_field(refused, engine, extra, param, code):
+    assert await refused("/v1/completions", COMPLETION | extra) == (400, param, code)
+    assert not engine.running
+
+
+CHAT_CASES = [
+    ({"messages": []}, "messages", INVALID),
+    ({"messages": "hi"}, "messages", INVALID),
+    ({"messages": ["hi"]}, "messages[0]", INVALID),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", INVALID),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role", INVALID),
+    ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role", INVALID),
+    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role", UNSUPPORTED),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", INVALID),
+    ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", INVALID),
+    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", INVALID),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+        UNSUPPORTED,
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        "messages[0].content[0].text",
+        INVALID,
+    ),
+    (
+        {"messages": [{"role": "user", "content": ["hi"]}]},
+        "messages[0].content[0]",
+        INVALID,
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a", "name": "b"}]},
+        "messages[0].name",
+        UNSUPPORTED,
+    ),
+    ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages[0].x", UNKNOWN),
+    ({"messages": [{"role": "user", "content": "a" * 600}]}, "messages", "context_length_exceeded"),
+    ({"max_completion_tokens": -5}, "max_completion_tokens", INVALID),
+    ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens", INVALID),
+    ({"logprobs": True}, "logprobs", UNSUPPORTED),
+    ({"top_logprobs": 5}, "top_logprobs", UNSUPPORTED),
+    ({"tools": [{"type": "function"}]}, "tools", UNSUPPORTED),
+    ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
+    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+    ({"store": True}, "store", UNSUPPORTED),
+    ({"reasoning_effort": "high"}, "reasoning_effort", UNSUPPORTED),
+    ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
+    ({"best_of": 1}, "best_of", UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(("extra", "param", "code"), CHAT_CASES, ids=lambda v: str(v)[:60])
+async def test_bad_chat_names_its_field(refused, engine, extra, param, code):
+    assert await refused("/v1/chat/completions", CHAT | extra) == (400, param, code)
+    assert not engine.running
+
+
+@pytest.mark.parametrize("missing", ["model", "prompt"])
+async def test_missing_field_is_named(refused, missing):
+    body = {key: value for key, value in COMPLETION.items() if key != missing}
+    assert await refused("/v1/completions", body) == (400, missing, INVALID)
+
+
+async def test_unknown_model_is_404(refused, engine):
+    result = await refused("/v1/completions", COMPLETION | {"model": "gpt-9"})
+    assert result == (404, "model", "model_not_found")
+    assert len(engine.requests) == 1  # the good one that follows
+
+
+MALFORMED = {
+    "empty": b"",
+    "cut off": b'{"model": "fake/model", ',
+    "not an object": b"[1]",
+    "null": b"null",
+    "trailing": b"{} {}",
+    "NaN": b'{"model": "fake/model", "prompt": "a", "temperature": NaN}',
+    "Infinity": b'{"model": "fake/model", "prompt": "a", "temperature": -Infinity}',
+    "deep array": b"[" * 50_000,
+    "deep object": b'{"a":' * 10_000,
+    "invalid UTF-8": b'{"model": "fake/model", "prompt": "\xff\xfe"}',
+    "encoded surrogate": b'{"model": "fake/model", "prompt": "\xed\xa0\x80"}',
+    "lone surrogate": b'{"model": "fake/model", "prompt": "\\ud800"}',
+    "UTF-16": '{"model": "fake/model"}'.encode("utf-16"),
+    "huge number": b'{"max_tokens": ' + b"9" * 10_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_malformed_json_is_refused(refused, path, body):
+    assert await refused(path, body, headers=JSON) == (400, "body", INVALID)
+
+
+async def test_number_beyond_floats_is_refused(refused):
+    body = b'{"model": "fake/model", "prompt": "a", "temperature": 1e999}'
+    assert await refused("/v1/completions", body, headers=JSON) == (400, "temperature", INVALID)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/json; charset=latin-1"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+        {},
+    ],
+    ids=str,
+)
+async def test_wrong_content_type_is_415(refused, headers):
+    status, _, code = await refused("/v1/completions", json.dumps(CHAT).encode(), headers=headers)
+    assert (status, code) == (415, "unsupported_media_type")
+
+
+async def test_charset_utf8_is_accepted(client):
+    headers = {"content-type": "Application/JSON; charset=UTF-8"}
+    body = json.dumps(COMPLETION).encode()
+    response = await client.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_body_over_the_limit_is_413_with_the_limit(url, engine, announced):
+    body = json.dumps(COMPLETION | {"prompt": [5] * 1_300_000}).encode()
+
+    async def pieces():
+        for start in range(0, len(body), 65536):
+            yield body[start : start + 65536]
+
+    async with httpx.AsyncClient(base_url=url) as client:
+        content = body if announced else pieces()
+        response = await client.post("/v1/completions", content=content, headers=JSON)
+        assert response.status_code == 413
+        assert "65536" in response.json()["error"]["message"]
+        assert engine.requests == []
+        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+async def test_enormous_name_is_not_sent_back(client):
+    body = COMPLETION | {"x" * 50_000: 1}
+    response = await client.post("/v1/completions", json=body)
+    assert response.json()["error"]["code"] == UNKNOWN
+    assert len(response.content) < 5_000
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("POST", "/v1/embeddings", 404, "not_found"),
+        ("GET", "/", 404, "not_found"),
+        ("GET", "/v1/models/", 404, "model_not_found"),
+    ],
+)
+async def test_wrong_paths_and_methods_have_the_same_shape(client, method, path, status, code):
+    response = await client.request(method, path)
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert response.headers["x-request-id"]
+    if status == 405:
+        assert response.headers["allow"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "code", "retry_after"),
+    [
+        (QueueFull(limit=3, retry_after=2.5), 429, "queue_full", "3"),
+        (WorkerUnavailable("loading", retry_after=1), 503, "unavailable", "1"),
+    ],
+)
+async def test_refusals_say_when_to_retry(client, engine, error, status, code, retry_after, stream):
+    engine.error = error
+    response = await client.post("/v1/completions", json=COMPLETION | {"stream": stream})
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert response.headers["retry-after"] == retry_after
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_bug_has_a_fixed_text(client, engine, stream):
+    engine.error = RuntimeError("secret")
+    response = await client.post("/v1/completions", json=COMPLETION | {"stream": stream})
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert response.json()["error"]["code"] == "internal"
+    engine.error = None
+    assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+
+
+async def test_one_bad_prompt_of_several_ends_the_others(client, engine):
+    body = {"model": "fake/model", "prompt": [[97], [999]]}
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "prompt"
+    assert not engine.running
