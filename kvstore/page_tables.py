@@ -1,0 +1,229 @@
+"""The block tables of all open sequences over one pool."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+from kvstore import audit
+from kvstore.block_pool import BlockPool
+from kvstore.errors import (
+    InvalidCommit,
+    OutOfBlocks,
+    PromptExceedsPool,
+    SequenceExists,
+    SequenceNotFound,
+)
+from kvstore.sequences import Sequence, block_keys, check_commit, check_plan
+from kvstore.types import (
+    BlockId,
+    CommitPlan,
+    ExtendedSequence,
+    ExtendPlan,
+    OpenedSequence,
+    OpenPlan,
+    PoolStats,
+    SequenceInfo,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """A checked plan and what it takes: blocks to share, blocks to allocate."""
+
+    plan: OpenPlan
+    prompt: array[int]
+    hits: list[BlockId]
+    num_new_blocks: int
+
+
+class PageTables:
+    """Which sequence holds which blocks. A call that fails leaves everything unchanged."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._blocks = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._sequences: dict[str, Sequence] = {}  # in the order of opening
+        self._num_opened = 0
+        self._num_waste_slots = 0
+        self._num_prompt_tokens = 0
+        self._num_hit_tokens = 0
+
+    def open(self, plans: Iterable[OpenPlan]) -> list[OpenedSequence]:
+        """See PageManager.open_sequences."""
+        openings: dict[str, _Opening] = {}
+        answers: list[OpenedSequence | str] = []  # or the id of an opening
+        for plan in plans:
+            prompt = check_plan(plan)
+            sequence = self._sequences.get(plan.sequence_id)
+            if sequence is not None:
+                answers.append(self._reopened(sequence, plan, prompt))
+                continue
+            first = openings.setdefault(plan.sequence_id, self._prepare(plan, prompt))
+            if (first.prompt, first.plan.namespace) != (prompt, plan.namespace):
+                raise SequenceExists(plan.sequence_id)
+            answers.append(plan.sequence_id)
+        self._check_room(list(openings.values()))
+        opened = self._open_all(list(openings.values()))
+        return [opened[entry] if isinstance(entry, str) else entry for entry in answers]
+
+    def extend(self, plans: Iterable[ExtendPlan]) -> list[ExtendedSequence]:
+        """See PageManager.extend_sequences."""
+        plans = list(plans)
+        targets: dict[str, int] = {}
+        for plan in plans:
+            sequence = self._find(plan.sequence_id)
+            longest = targets.get(plan.sequence_id, sequence.length)
+            targets[plan.sequence_id] = max(plan.length, longest)
+        needed = sum(
+            self._num_blocks(length) - len(self._sequences[sequence_id].block_ids)
+            for sequence_id, length in targets.items()
+        )
+        if needed > self._blocks.num_available:
+            raise OutOfBlocks(needed=needed, free=self._blocks.num_available)
+        return [self._extend(plan) for plan in plans]
+
+    def commit(self, plans: Iterable[CommitPlan]) -> None:
+        """See PageManager.commit_blocks."""
+        checked: dict[str, tuple[Sequence, CommitPlan, array[int]]] = {}
+        for plan in plans:
+            if plan.sequence_id in checked:
+                raise InvalidCommit("sequence_id", f"{plan.sequence_id!r} is listed twice")
+            sequence = self._find(plan.sequence_id)
+            checked[plan.sequence_id] = (sequence, plan, check_commit(sequence, plan))
+        for sequence, plan, new_tokens in checked.values():
+            self._commit(sequence, plan.num_computed_tokens, new_tokens)
+
+    def close(self, sequence_ids: Iterable[str]) -> None:
+        """See PageManager.close_sequences."""
+        for sequence_id in sequence_ids:
+            sequence = self._sequences.pop(sequence_id, None)
+            if sequence is not None:
+                self._num_waste_slots -= self._waste(sequence)
+                self._blocks.release(sequence.chain, sequence.block_ids)
+
+    def page(self, size: int, first_serial: int) -> tuple[list[SequenceInfo], int | None]:
+        """Up to `size` sequences from a serial on, and the serial of the next, if any."""
+        rest = (s for s in self._sequences.values() if s.serial >= first_serial)
+        infos = [
+            SequenceInfo(s.sequence_id, s.length, s.num_computed, list(s.block_ids))
+            for s in islice(rest, size)
+        ]
+        following = next(rest, None)
+        return infos, None if following is None else following.serial
+
+    def stats(self) -> PoolStats:
+        """The counters at this instant."""
+        frames = self._blocks.frames
+        num_held_slots = frames.num_held * self._block_size
+        return PoolStats(
+            num_blocks=frames.num_blocks,
+            num_free=frames.num_free,
+            num_cached=frames.num_cached,
+            num_held=frames.num_held,
+            num_sequences=len(self._sequences),
+            num_waste_slots=self._num_waste_slots,
+            waste_ratio=self._num_waste_slots / num_held_slots if num_held_slots else 0.0,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_hit_tokens=self._num_hit_tokens,
+            num_evictions=self._blocks.num_evictions,
+        )
+
+    def audit(self) -> list[str]:
+        """See PageManager.audit."""
+        sequences = list(self._sequences.values())
+        findings = audit.pool_findings(self._blocks)
+        findings += audit.sequence_findings(self._blocks, sequences, self._block_size)
+        waste = sum(self._waste(sequence) for sequence in sequences)
+        if waste != self._num_waste_slots:
+            findings.append(f"waste is {waste} slots, counted {self._num_waste_slots}")
+        return findings
+
+    def _find(self, sequence_id: str) -> Sequence:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            raise SequenceNotFound(sequence_id)
+        return sequence
+
+    def _num_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_size)
+
+    def _waste(self, sequence: Sequence) -> int:
+        return len(sequence.block_ids) * self._block_size - sequence.length
+
+    def _prepare(self, plan: OpenPlan, prompt: array[int]) -> _Opening:
+        num_blocks = self._num_blocks(len(prompt))
+        total = self._blocks.frames.num_blocks
+        if num_blocks > total:
+            raise PromptExceedsPool(needed=num_blocks, total=total)
+        # One token must be left to compute: its logits are what the prompt is for.
+        num_full = (len(prompt) - 1) // self._block_size
+        keys = block_keys(prompt, 0, num_full, self._block_size)
+        hits = self._blocks.match(plan.namespace, keys)
+        return _Opening(plan, prompt, hits, num_blocks - len(hits))
+
+    def _check_room(self, openings: list[_Opening]) -> None:
+        """Raises OutOfBlocks unless the openings fit beside all of their hits."""
+        is_cached = self._blocks.frames.is_cached
+        needed = sum(opening.num_new_blocks for opening in openings)
+        unheld = {b for opening in openings for b in opening.hits if is_cached(b)}
+        free = self._blocks.num_available - len(unheld)
+        if needed > free:
+            raise OutOfBlocks(needed=needed, free=free)
+
+    def _open_all(self, openings: list[_Opening]) -> dict[str, OpenedSequence]:
+        # Every hit is held before anything is allocated, or one plan's allocation could
+        # evict another's hits.
+        chains = [self._blocks.hold(o.plan.namespace, o.hits) for o in openings]
+        opened = {}
+        for opening, chain in zip(openings, chains, strict=True):
+            num_cached = len(opening.hits) * self._block_size
+            sequence = Sequence(
+                sequence_id=opening.plan.sequence_id,
+                serial=self._num_opened,
+                tokens=opening.prompt,
+                num_prompt_tokens=len(opening.prompt),
+                num_cached_tokens=num_cached,
+                block_ids=opening.hits + self._blocks.allocate(opening.num_new_blocks),
+                length=len(opening.prompt),
+                num_computed=num_cached,
+                chain=chain,
+            )
+            self._sequences[sequence.sequence_id] = sequence
+            self._num_opened += 1
+            self._num_prompt_tokens += sequence.num_prompt_tokens
+            self._num_hit_tokens += num_cached
+            self._num_waste_slots += self._waste(sequence)
+            opened[sequence.sequence_id] = self._answer(sequence)
+        return opened
+
+    def _answer(self, sequence: Sequence) -> OpenedSequence:
+        table = sequence.block_ids[: self._num_blocks(sequence.num_prompt_tokens)]
+        return OpenedSequence(sequence.sequence_id, table, sequence.num_cached_tokens)
+
+    def _reopened(self, sequence: Sequence, plan: OpenPlan, prompt: array[int]) -> OpenedSequence:
+        if not sequence.is_opened_by(plan, prompt):
+            raise SequenceExists(plan.sequence_id)
+        return self._answer(sequence)
+
+    def _extend(self, plan: ExtendPlan) -> ExtendedSequence:
+        sequence = self._find(plan.sequence_id)
+        first_index = len(sequence.block_ids)
+        if plan.length <= sequence.length:
+            return ExtendedSequence(plan.sequence_id, first_index, [])
+        self._num_waste_slots -= self._waste(sequence)
+        new = self._blocks.allocate(self._num_blocks(plan.length) - first_index)
+        sequence.block_ids.extend(new)
+        sequence.length = plan.length
+        self._num_waste_slots += self._waste(sequence)
+        return ExtendedSequence(plan.sequence_id, first_index, new)
+
+    def _commit(self, sequence: Sequence, num_computed: int, new_tokens: array[int]) -> None:
+        sequence.tokens.extend(new_tokens)
+        sequence.num_computed = max(sequence.num_computed, num_computed)
+        num_full = sequence.num_computed // self._block_size
+        self._blocks.refresh(sequence.chain)
+        keys = block_keys(sequence.tokens, sequence.chain.num_blocks, num_full, self._block_size)
+        self._blocks.register(sequence.chain, sequence.block_ids, keys)

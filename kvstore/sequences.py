@@ -1,0 +1,97 @@
+"""An open sequence: its tokens, its block table and how far its KV is."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass
+
+from kvstore.errors import InvalidCommit, InvalidRequest
+from kvstore.prefix_index import Chain
+from kvstore.types import BlockId, CommitPlan, OpenPlan
+
+MAX_ID_BYTES = 128
+TOKEN_BYTES = array("i").itemsize
+
+
+def to_array(token_ids: TokenIds[int]) -> array[int]:
+    """Tokens as packed int32. Raises ValueError for what is no token."""
+    try:
+        packed = array("i", token_ids)
+    except (OverflowError, TypeError):
+        raise ValueError("a token id is not an integer from 0 to 2147483647") from None
+    if packed and min(packed) < 0:
+        raise ValueError("a token id is below 0")
+    return packed
+
+
+def block_keys(tokens: array[int], first: int, last: int, block_size: int) -> list[bytes]:
+    """The tokens of full blocks `first` to `last - 1`, one key per block."""
+    size = block_size * TOKEN_BYTES
+    packed = tokens[first * block_size : last * block_size].tobytes()
+    return [packed[start : start + size] for start in range(0, len(packed), size)]
+
+
+@dataclass(slots=True)
+class Sequence:
+    """What the page manager knows of an open sequence.
+
+    num_computed <= length, num_computed <= len(tokens), and
+    len(block_ids) == ceil(length / block_size). Tokens may run ahead of the length by
+    those that have been drawn but have no slot yet.
+    """
+
+    sequence_id: str
+    serial: int
+    tokens: array[int]
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    block_ids: list[BlockId]
+    length: int
+    num_computed: int
+    chain: Chain
+
+    def is_opened_by(self, plan: OpenPlan, prompt: array[int]) -> bool:
+        """The plan is a repeat of the one that opened this sequence."""
+        return (
+            self.chain.namespace == plan.namespace
+            and self.num_prompt_tokens == len(prompt)
+            and self.tokens[: self.num_prompt_tokens] == prompt
+        )
+
+
+def check_plan(plan: OpenPlan) -> array[int]:
+    """The prompt of a well-formed plan. Raises InvalidRequest, naming the field."""
+    size = len(plan.sequence_id.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= MAX_ID_BYTES:
+        raise InvalidRequest("sequence_id", f"must have 1 to {MAX_ID_BYTES} bytes, has {size}")
+    try:
+        prompt = to_array(plan.token_ids)
+    except ValueError as error:
+        raise InvalidRequest("token_ids", str(error)) from None
+    if not prompt:
+        raise InvalidRequest("token_ids", "the prompt is empty")
+    return prompt
+
+
+def check_commit(sequence: Sequence, plan: CommitPlan) -> array[int]:
+    """The tokens that a commit makes known. Raises InvalidCommit; nothing changed."""
+    num_known = len(sequence.tokens)
+    start = plan.token_start
+    if not 0 <= start <= num_known:
+        raise InvalidCommit("token_start", f"{start} leaves a gap after {num_known} known tokens")
+    try:
+        given = to_array(plan.token_ids)
+    except ValueError as error:
+        raise InvalidCommit("token_ids", str(error)) from None
+    overlap = min(len(given), num_known - start)
+    if given[:overlap] != sequence.tokens[start : start + overlap]:
+        raise InvalidCommit("token_ids", "differ from the known ones")
+    new = given[overlap:]
+    limit = min(sequence.length, num_known + len(new))
+    if not 0 <= plan.num_computed_tokens <= limit:
+        raise InvalidCommit(
+            "computed_token_count",
+            f"{plan.num_computed_tokens} is not within the {limit} known tokens that have a slot",
+        )
+    return new
