@@ -7,6 +7,7 @@ GatewayError
 ├── RequestNotFound
 ├── QueueFull           try again after `retry_after` seconds
 ├── WorkerUnavailable   loading, draining, or a worker is gone; try again
+├── ModelFilesInvalid   tokenizer or chat template missing or unusable
 └── StepRefused         compute would not run a step: a bug on our side
 """
 
@@ -67,6 +68,10 @@ class WorkerUnavailable(GatewayError):
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class ModelFilesInvalid(GatewayError):
+    reason = "MODEL_FILES_INVALID"
 
 
 class StepRefused(GatewayError):
