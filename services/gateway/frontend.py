@@ -37,6 +37,10 @@ class Frontend:
             raise ModelNotFound(name)
         return model
 
+    def default_model(self) -> ModelInfo:
+        """The only one, so far."""
+        return self._engine.model
+
     def models(self) -> list[ModelInfo]:
         return [self._engine.model]
 
@@ -112,3 +116,11 @@ class Frontend:
 def new_seed() -> int:
     """For a request that gave none."""
     return secrets.randbits(63)
+
+
+def renamed(error: InvalidField, field: str) -> InvalidField:
+    """The same error for a field that its client knows as `field`."""
+    text = str(error)
+    if text.startswith(error.field):
+        text = field + text.removeprefix(error.field)
+    return InvalidField(field, text, reason=error.reason)

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.errors import InvalidField
 from gateway.ports import SamplingOptions
 from gateway.types import Delta, GenerationEvent, GenerationRequest, Started
-from services.gateway.frontend import Frontend, new_seed
+from services.gateway.frontend import Frontend, new_seed, renamed
 from services.gateway.merge import merged
 from services.gateway.rest import errors
 from services.gateway.rest.answers import (
@@ -142,8 +142,7 @@ def _rest_names(asked: GenerationOptions) -> Iterator[None]:
             field = "messages" if isinstance(asked, ChatRequest) else "prompt"
         elif field == "max_tokens" and "max_completion_tokens" in asked.model_fields_set:
             field = "max_completion_tokens"
-        text = str(error).replace(error.field, field)
-        raise InvalidField(field, text, reason=error.reason) from None
+        raise renamed(error, field) from None
 
 
 async def _with_first(first: Indexed, events: Events) -> Events:

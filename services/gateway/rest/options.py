@@ -32,7 +32,8 @@ COMMON: Mapping[str, Inert] = {
     "logit_bias": _one_of(None, {}),
 }
 
-COMPLETION: Mapping[str, Inert] = COMMON | {
+COMPLETION: Mapping[str, Inert] = {
+    **COMMON,
     "best_of": _one_of(None, 1),
     "echo": _one_of(None, False),
     "logprobs": _one_of(None, False),  # 0 asks for the chosen token's
@@ -41,7 +42,8 @@ COMPLETION: Mapping[str, Inert] = COMMON | {
 
 # Without tools, how they may be called changes nothing. Cache keys and identifiers are
 # hints to the provider that never change an answer.
-CHAT: Mapping[str, Inert] = COMMON | {
+CHAT: Mapping[str, Inert] = {
+    **COMMON,
     "logprobs": _one_of(None, False),
     "top_logprobs": _one_of(None, 0),
     "tools": _one_of(None, []),

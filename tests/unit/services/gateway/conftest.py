@@ -145,7 +145,7 @@ async def url(app):
 def until():
     async def until(condition):
         """Wait for something that must happen; the test's time limit is the bound."""
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - nothing to wait on
             await asyncio.sleep(0.005)
 
     return until

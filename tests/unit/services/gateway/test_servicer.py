@@ -1,0 +1,211 @@
+"""GenerationService over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from quire.common.v1 import common_pb2
+from quire.gateway.v1 import gateway_pb2 as pb
+from quire.gateway.v1 import gateway_pb2_grpc as pb_grpc
+
+from gateway.errors import QueueFull
+from services.common.errors import error_details
+from services.common.server import GrpcServer
+from services.gateway.servicer import SERVICE, GenerationServicer
+
+
+@pytest.fixture
+async def stub(frontend, tmp_path):
+    address = f"unix:{tmp_path}/gateway.sock"
+    server = GrpcServer(
+        address,
+        [SERVICE],
+        lambda it: pb_grpc.add_GenerationServiceServicer_to_server(
+            GenerationServicer(frontend), it
+        ),
+    )
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield pb_grpc.GenerationServiceStub(channel)
+    await server.stop(grace=0)
+
+
+def chat(*messages):
+    return pb.ChatMessages(messages=[pb.ChatMessage(role=r, content=c) for r, c in messages])
+
+
+async def events_of(call):
+    return [event async for event in call]
+
+
+async def refusal_of(call):
+    with pytest.raises(grpc.RpcError) as raised:
+        await (events_of(call) if hasattr(call, "__aiter__") else call)
+    return error_details(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        ({"text": "hé😀"}, "HÉ😀"),
+        ({"token_ids": pb.TokenIds(ids=[97, 98])}, "AB"),
+        ({"chat": chat(("system", "a"), ("user", "b"))}, "<SYSTEM>A<USER>B"),
+    ],
+)
+async def test_generate_starts_streams_and_finishes(stub, prompt, text):
+    request = pb.GenerateRequest(model="fake/model", request_id="my-1", **prompt)
+    first, *deltas, last = await events_of(stub.Generate(request))
+    assert first.started.request_id == "my-1"
+    assert first.started.model == "fake/model"
+    assert first.started.prompt_token_count == len(text.encode())
+    assert first.started.cached_token_count == 16
+    assert "".join(event.delta.text for event in deltas) == text
+    assert all(event.delta.token_ids for event in deltas)
+    assert last.finished.finish_reason == pb.FINISH_REASON_STOP
+    assert last.finished.completion_token_count == len(text)
+
+
+async def test_unset_fields_have_the_contracts_defaults(stub, engine):
+    for _ in range(2):
+        await events_of(stub.Generate(pb.GenerateRequest(text="a")))
+    first, second = engine.requests
+    assert first.max_tokens is None
+    assert first.sampling.temperature == 0.0
+    assert first.sampling.top_p == 1.0
+    assert first.sampling.seed != second.sampling.seed
+    assert first.request_id != second.request_id
+
+
+async def test_options_reach_the_engine(stub, engine):
+    sampling = common_pb2.SamplingOptions(
+        temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, seed=9, return_logprob=True
+    )
+    request = pb.GenerateRequest(
+        text="abc",
+        max_token_count=2,
+        sampling=sampling,
+        use_seed=True,
+        stop=["x"],
+        ignore_eos=True,
+    )
+    *_, last = await events_of(stub.Generate(request))
+    assert last.finished.finish_reason == pb.FINISH_REASON_LENGTH
+    [asked] = engine.requests
+    assert (asked.sampling.temperature, asked.sampling.top_k) == (0.5, 3)
+    assert (asked.sampling.top_p, asked.sampling.min_p) == (0.25, 0.125)
+    assert asked.sampling.seed == 9
+    assert asked.sampling.return_logprob
+    assert asked.stop == ("x",)
+    assert asked.ignore_eos
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "prompt"),
+        ({"chat": chat()}, "chat.messages"),
+        ({"chat": chat(("user", "a"), ("king", "b"))}, "chat.messages[1].role"),
+        ({"text": "a", "max_token_count": -1}, "max_token_count"),
+        ({"text": "a", "request_id": "a b"}, "request_id"),
+        ({"text": "a", "request_id": "a" * 65}, "request_id"),
+        (
+            {"text": "a", "sampling": common_pb2.SamplingOptions(sequence_index=1)},
+            "sampling.sequence_index",
+        ),
+        ({"token_ids": pb.TokenIds(ids=[999])}, "token_ids"),
+        ({"text": "a" * 600}, "text"),
+    ],
+    ids=str,
+)
+async def test_bad_field_is_named_and_nothing_runs(stub, engine, fields, field):
+    status = await refusal_of(stub.Generate(pb.GenerateRequest(**fields)))
+    assert status.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert status.metadata["field"] == field
+    assert not engine.running
+    assert await events_of(stub.Generate(pb.GenerateRequest(text="a")))
+
+
+async def test_unknown_model_is_not_found(stub):
+    status = await refusal_of(stub.Generate(pb.GenerateRequest(model="other", text="a")))
+    assert status.code is grpc.StatusCode.NOT_FOUND
+    assert status.reason == "MODEL_NOT_FOUND"
+
+
+async def test_full_queue_says_when_to_retry(stub, engine):
+    engine.error = QueueFull(limit=4, retry_after=1.5)
+    status = await refusal_of(stub.Generate(pb.GenerateRequest(text="a")))
+    assert status.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert status.retry_after == 1.5
+
+
+async def test_bug_has_a_fixed_text(stub, engine):
+    engine.error = RuntimeError("secret")
+    status = await refusal_of(stub.Generate(pb.GenerateRequest(text="a")))
+    assert status.code is grpc.StatusCode.INTERNAL
+    assert "secret" not in status.message
+
+
+async def test_cancelling_the_call_closes_the_generation(stub, engine, until):
+    engine.gate.clear()
+    call = stub.Generate(pb.GenerateRequest(text="abc"))
+    assert (await call.read()).started.prompt_token_count == 3
+    call.cancel()
+    await until(lambda: not engine.running)
+    assert engine.endings == {"closed": 1}
+
+
+async def test_cancelling_a_call_that_nobody_reads_closes_the_generation(stub, engine, until):
+    # Enough text to fill the transport, so that the servicer stands in a send.
+    engine.tokenizer.decode = lambda token_ids: "x" * 1_000_000
+    call = stub.Generate(pb.GenerateRequest(text="abc"))
+    await call.read()
+    await asyncio.sleep(0.05)
+    assert len(engine.running) == 1
+    call.cancel()
+    await until(lambda: not engine.running)
+    assert engine.endings == {"closed": 1}
+
+
+async def test_deadline_closes_the_generation(stub, engine, until):
+    engine.gate.clear()
+    call = stub.Generate(pb.GenerateRequest(text="abc"), timeout=0.2)
+    status = await refusal_of(call)
+    assert status.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    await until(lambda: not engine.running)
+
+
+async def test_cancel_generation_finishes_with_cancelled(stub, engine):
+    engine.gate.clear()
+    call = stub.Generate(pb.GenerateRequest(text="abc", request_id="r"))
+    await call.read()
+    await stub.CancelGeneration(pb.CancelGenerationRequest(request_id="r"))
+    last = await call.read()
+    assert last.finished.finish_reason == pb.FINISH_REASON_CANCELLED
+    assert await call.read() is grpc.aio.EOF
+    status = await refusal_of(stub.CancelGeneration(pb.CancelGenerationRequest(request_id="r")))
+    assert status.code is grpc.StatusCode.NOT_FOUND
+    assert status.reason == "REQUEST_NOT_FOUND"
+
+
+async def test_tokenize_and_detokenize_are_inverse(stub):
+    tokens = (await stub.Tokenize(pb.TokenizeRequest(text="hé"))).token_ids
+    assert list(tokens) == list("hé".encode())
+    assert (await stub.Detokenize(pb.DetokenizeRequest(token_ids=tokens))).text == "hé"
+    rendered = await stub.Tokenize(pb.TokenizeRequest(chat=chat(("user", "a"))))
+    assert bytes(rendered.token_ids) == b"<user>a"
+
+
+async def test_tokenize_without_input_and_foreign_tokens_are_refused(stub):
+    status = await refusal_of(stub.Tokenize(pb.TokenizeRequest()))
+    assert status.metadata["field"] == "input"
+    for token_id in (-1, 256):
+        status = await refusal_of(stub.Detokenize(pb.DetokenizeRequest(token_ids=[token_id])))
+        assert status.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert status.metadata["field"] == "token_ids"
+
+
+async def test_models_are_listed(stub):
+    [model] = (await stub.ListModels(pb.ListModelsRequest())).models
+    assert (model.id, model.max_sequence_length) == ("fake/model", 512)
