@@ -65,7 +65,7 @@ def wire_names(request: pb.GenerateRequest | pb.TokenizeRequest) -> Iterator[Non
         yield
     except InvalidField as error:
         field = error.field
-        if field in ("prompt", "prompt_ids"):
+        if field == "prompt":
             field = _prompt_field(request) or field
         elif field == "max_tokens":
             field = "max_token_count"

@@ -137,9 +137,9 @@ def _rest_names(asked: GenerationOptions) -> Iterator[None]:
     try:
         yield
     except InvalidField as error:
-        field = error.field.rpartition(".")[2]
-        if field == "prompt_ids":
-            field = "messages" if isinstance(asked, ChatRequest) else "prompt"
+        field = error.field
+        if field == "prompt" and isinstance(asked, ChatRequest):
+            field = "messages"
         elif field == "max_tokens" and "max_completion_tokens" in asked.model_fields_set:
             field = "max_completion_tokens"
         raise renamed(error, field) from None

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from gateway.errors import InvalidField, RequestNotFound
+from gateway.errors import RequestNotFound
 from gateway.ports import ModelInfo, PoolInfo
 from gateway.types import Delta, Finished, FinishReason, Started
+from gateway.validation import validate_request
 from services.gateway.frontend import Frontend
 from services.gateway.metrics import Metrics
 from services.gateway.rest.app import create_app
@@ -73,10 +74,7 @@ class FakeEngine:
 
     async def generate(self, request):
         self.requests.append(request)
-        if len(request.prompt_ids) >= self.model.max_sequence_length:
-            raise InvalidField("prompt_ids", "too long", reason="CONTEXT_LENGTH_EXCEEDED")
-        if not all(0 <= token < self.model.vocab_size for token in request.prompt_ids):
-            raise InvalidField("prompt_ids", "prompt_ids: not in the vocabulary")
+        validate_request(request, self.model)
         cancelled = self.running[request.request_id] = asyncio.Event()
         ending = "closed"
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import grpc
 import pytest
@@ -116,6 +117,15 @@ async def test_options_reach_the_engine(stub, engine):
         ),
         ({"token_ids": pb.TokenIds(ids=[999])}, "token_ids"),
         ({"text": "a" * 600}, "text"),
+        ({"text": ""}, "text"),
+        ({"chat": chat(("user", "a" * 600))}, "chat"),
+        ({"text": "a", "max_token_count": 2**31 - 1}, "max_token_count"),
+        (
+            {"text": "a", "sampling": common_pb2.SamplingOptions(temperature=math.nan)},
+            "sampling.temperature",
+        ),
+        ({"text": "a", "sampling": common_pb2.SamplingOptions(top_p=-1)}, "sampling.top_p"),
+        ({"text": "a", "stop": [""]}, "stop"),
     ],
     ids=str,
 )
