@@ -1,0 +1,63 @@
+"""The compute binary: `quire serve-compute`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from quire.compute.v1 import compute_pb2, compute_pb2_grpc
+
+from services.common import binary, config
+from services.common.server import GrpcServer, stop_signal
+from services.common.startup import StartupReport
+from services.compute import worker
+from services.compute.pool_provider import GrpcPoolProvider
+from services.compute.servicer import ComputeServicer
+from services.compute.step_thread import StepThread
+
+_SERVICE = compute_pb2.DESCRIPTOR.services_by_name["ComputeService"].full_name
+
+
+async def serve(settings: config.ComputeSettings, report: StartupReport) -> None:
+    """Listen at once, refuse calls with LOADING, and serve when the model is there."""
+    stopped = stop_signal()
+    servicer = ComputeServicer()
+    server = GrpcServer(
+        settings.listen,
+        [_SERVICE],
+        lambda grpc_server: compute_pb2_grpc.add_ComputeServiceServicer_to_server(
+            servicer, grpc_server
+        ),
+    )
+    await server.start()
+    provider = GrpcPoolProvider(settings.kvstore)
+    loading = asyncio.create_task(
+        asyncio.to_thread(worker.load, settings, provider, report.progress)
+    )
+    stopping = asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            await server.stop(grace=0)
+            # A thread cannot be cancelled, and nothing is half done that others see.
+            os._exit(0)
+        thread = StepThread(loading.result())
+        servicer.serve(thread)
+        await server.set_serving(True)
+        report.ready(listen=settings.listen, model=settings.model)
+        await stopped.wait()
+        await server.stop(grace=1.0)
+        await asyncio.to_thread(thread.close)
+    finally:
+        stopping.cancel()
+        provider.close()
+
+
+def main(arguments: list[str]) -> int:
+    settings = config.load(config.ComputeSettings, "serve-compute", arguments)
+    return binary.run("compute", settings, serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
