@@ -65,7 +65,6 @@ async def serve(settings: config.GatewaySettings, report: StartupReport) -> None
     # New requests are refused from here on; running ones get the time to end.
     await engine.stop()
     await asyncio.gather(rest.stop(grace=1.0), server.stop(grace=1.0))
-    await asyncio.gather(kv.close(), compute.close())
 
 
 async def _follow_readiness(

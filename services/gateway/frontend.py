@@ -29,6 +29,7 @@ class Frontend:
     def __init__(self, engine: Engine, metrics: Metrics) -> None:
         self.metrics = metrics
         self._engine = engine
+        metrics.add_engine(engine.stats)
 
     def model(self, name: str) -> ModelInfo:
         """The served model of that name. Raises ModelNotFound."""
@@ -107,9 +108,6 @@ class Frontend:
         self._engine.cancel(request_id)
 
     async def scrape(self) -> bytes:
-        stats = self._engine.stats()
-        self.metrics.running.set(stats.num_running)
-        self.metrics.waiting.set(stats.num_waiting)
         return await self.metrics.scrape()
 
 

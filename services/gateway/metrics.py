@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
+from gateway.stats import EngineStats
 from kvstore.types import PoolStats
 
 KvStats = Callable[[], Awaitable[PoolStats]]
@@ -69,8 +73,10 @@ class Metrics:
             buckets=_WHOLE,
             registry=registry,
         )
-        self.running = Gauge("quire_requests_running", "Admitted generations.", registry=registry)
-        self.waiting = Gauge("quire_requests_waiting", "Queued generations.", registry=registry)
+
+    def add_engine(self, stats: Callable[[], EngineStats]) -> None:
+        """Report an engine's statistics with every scrape."""
+        self._registry.register(_EngineCollector(stats))
 
     async def scrape(self) -> bytes:
         """All metrics in Prometheus' text format, the kvstore's as of now."""
@@ -98,3 +104,29 @@ class Metrics:
         for gauge in self._kv.values():
             self._registry.unregister(gauge)
         self._kv.clear()
+
+
+class _EngineCollector(Collector):
+    """Numbers that the engine counts itself."""
+
+    def __init__(self, stats: Callable[[], EngineStats]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._stats()
+        counters = stats.counters
+        for name, text, value in (
+            ("ready", "Whether steps make progress.", int(stats.is_ready)),
+            ("requests_running", "Admitted generations.", stats.num_running),
+            ("requests_waiting", "Queued generations.", stats.num_waiting),
+        ):
+            yield GaugeMetricFamily(f"quire_{name}", text, value)
+        for name, text, total in (
+            ("preemptions", "Generations put back into the queue.", stats.num_preemptions),
+            ("steps", "Steps that compute ran.", counters.num_steps),
+            ("step_tokens", "Tokens in them, prompts included.", counters.num_step_tokens),
+            ("step_seconds", "Time that compute spent on them.", counters.step_seconds),
+            ("kvstore_updates", "Calls to the kvstore.", counters.num_updates),
+            ("reconnects", "Times that workers were lost and found.", counters.num_reconnects),
+        ):
+            yield CounterMetricFamily(f"quire_{name}", text, total)

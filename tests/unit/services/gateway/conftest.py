@@ -11,6 +11,7 @@ import pytest
 
 from gateway.errors import RequestNotFound
 from gateway.ports import ModelInfo, PoolInfo
+from gateway.stats import Counters, EngineStats
 from gateway.types import Delta, Finished, FinishReason, Started
 from gateway.validation import validate_request
 from services.gateway.frontend import Frontend
@@ -32,12 +33,6 @@ class ByteTokenizer:
 
     def render_chat(self, messages):
         return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages))
-
-
-@dataclass
-class Stats:
-    num_running: int = 0
-    num_waiting: int = 0
 
 
 @dataclass
@@ -65,7 +60,7 @@ class FakeEngine:
         return self.ready
 
     def stats(self):
-        return Stats(num_running=len(self.running))
+        return EngineStats(self.ready, len(self.running), 0, 0, 0, Counters(num_steps=7))
 
     def cancel(self, request_id):
         if request_id not in self.running:

@@ -7,6 +7,9 @@ import json
 import pytest
 
 from gateway.errors import WorkerUnavailable
+from kvstore.types import PoolStats
+from services.gateway.frontend import Frontend
+from services.gateway.metrics import Metrics
 
 COMPLETION = {"model": "fake/model", "prompt": "hello", "max_tokens": 3}
 CHAT = {"model": "fake/model", "messages": [{"role": "user", "content": "hi"}]}
@@ -248,6 +251,29 @@ async def test_metrics_count_requests_tokens_and_latencies(client):
     assert "quire_time_to_first_token_seconds_count 1.0" in text
     assert "quire_inter_token_latency_seconds_count 2.0" in text
     assert 'quire_generations_total{outcome="length"} 1.0' in text
+
+
+async def test_metrics_tell_what_engine_and_kvstore_count(engine):
+    stats, up = PoolStats(10, 4, 1, 5, 2, 3, 0.04, 100, 60, 0), True
+
+    async def kv_stats():
+        if not up:
+            raise WorkerUnavailable("gone")
+        return stats
+
+    metrics = Metrics(kv_stats)
+    frontend = Frontend(engine, metrics)
+    engine.running["x"] = object()
+    text = (await frontend.scrape()).decode()
+    assert "quire_requests_running 1.0" in text
+    assert "quire_steps_total 7.0" in text
+    assert "quire_kvstore_held 5.0" in text
+    assert "quire_kvstore_up 1.0" in text
+    up = False
+    text = (await frontend.scrape()).decode()
+    assert "quire_kvstore_held" not in text
+    assert "quire_kvstore_up 0.0" in text
+    assert "quire_steps_total 7.0" in text
 
 
 async def test_request_id_is_the_clients_if_well_formed(client):
