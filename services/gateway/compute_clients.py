@@ -1,0 +1,290 @@
+"""The gateway's step runner: behind gRPC, or a thread in this process."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+from quire.common.v1 import common_pb2
+from quire.compute.v1 import compute_pb2 as pb
+from quire.compute.v1 import compute_pb2_grpc
+
+from compute import types as ct
+from compute.errors import ComputeError, InvalidStep, LogitsNotFinite
+from compute.ports import StepRunner
+from gateway import ports
+from gateway.errors import StepRefused, WorkerUnavailable
+from services.common.errors import error_details
+from services.common.server import CHANNEL_OPTIONS
+from services.compute.servicer import ACCEPTED
+from services.compute.step_thread import StepSession, StepThread
+
+# Describing a model or accepting a driver may have to wait for a step to end.
+_CALL_SECONDS = 30.0
+
+# How long closing waits for the other side's goodbye, which makes the next `open_stream`
+# find the driver's seat empty.
+_GOODBYE_SECONDS = 2.0
+
+_CLOSED = "compute: the stream is closed"
+
+
+class GrpcCompute:
+    """gateway.ports.Compute over a compute process."""
+
+    def __init__(self, target: str) -> None:
+        """`target` is HOST:PORT or unix:PATH. Connects when first used."""
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = compute_pb2_grpc.ComputeServiceStub(self._channel)
+
+    async def get_model(self) -> ports.ModelInfo:
+        try:
+            response = await self._stub.GetModel(pb.GetModelRequest(), timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise _unavailable(error) from None
+        return ports.ModelInfo(
+            model_id=response.model_id,
+            fingerprint=response.fingerprint,
+            vocab_size=response.vocabulary_size,
+            max_sequence_length=response.max_sequence_length,
+            pool=ports.PoolInfo(
+                block_size=response.layout.block_size,
+                num_blocks=response.layout.block_count,
+                generation=response.pool_generation,
+            ),
+        )
+
+    async def open_stream(self) -> GrpcStepStream:
+        call = self._stub.RunSteps()
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                if ACCEPTED not in tuple(await call.initial_metadata() or ()):
+                    await call.read()  # raises what the server refused the stream with
+                    raise WorkerUnavailable("compute ended the stream")
+        except grpc.RpcError as error:
+            raise _unavailable(error) from None
+        except TimeoutError:
+            call.cancel()
+            raise WorkerUnavailable("compute does not answer") from None
+        return GrpcStepStream(call)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class GrpcStepStream:
+    """gateway.ports.StepStream over an open RunSteps call."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self._call = call
+        self._is_open = True
+
+    async def submit(self, step: ports.Step) -> None:
+        if not self._is_open:
+            raise WorkerUnavailable(_CLOSED)
+        try:
+            await self._call.write(_step_message(step))
+        except grpc.RpcError as error:
+            raise _unavailable(error) from None
+        except asyncio.InvalidStateError:  # the other side has ended the call
+            raise WorkerUnavailable("compute ended the stream") from None
+
+    async def result(self) -> ports.StepResult:
+        response = await self._read()
+        if response.HasField("refusal"):
+            raise _refused(response.step_id, response.refusal.reason, response.refusal.message)
+        return ports.StepResult(
+            step_id=response.step_id,
+            tokens=[
+                ports.SampledToken(
+                    token.sequence_id,
+                    token.token_id,
+                    token.logprob if token.HasField("logprob") else None,
+                )
+                for token in response.tokens
+            ],
+            elapsed=response.elapsed.ToNanoseconds() / 1e9,
+        )
+
+    async def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                await self._call.done_writing()
+                await self._call.code()
+        except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError):
+            pass  # it is gone or busy; cancelling tells it once more
+        finally:
+            self._call.cancel()
+
+    async def _read(self) -> pb.RunStepsResponse:
+        if not self._is_open:
+            raise WorkerUnavailable(_CLOSED)
+        try:
+            response = await self._call.read()
+        except grpc.RpcError as error:
+            raise _unavailable(error) from None
+        except asyncio.CancelledError:
+            if self._is_open:
+                raise  # we are cancelled, not the call
+            raise WorkerUnavailable(_CLOSED) from None
+        if response is grpc.aio.EOF:
+            raise WorkerUnavailable("compute ended the stream")
+        return response
+
+
+class LocalCompute:
+    """gateway.ports.Compute over a runner in a thread of this process.
+
+    The runner stays its maker's to close.
+    """
+
+    def __init__(self, runner: StepRunner) -> None:
+        self._thread = StepThread(runner)
+
+    async def get_model(self) -> ports.ModelInfo:
+        try:
+            info, handle = await self._thread.model()
+        except ComputeError as error:
+            raise WorkerUnavailable(f"compute: {error}") from None
+        return ports.ModelInfo(
+            model_id=info.model_id,
+            fingerprint=info.fingerprint,
+            vocab_size=info.vocab_size,
+            max_sequence_length=info.max_sequence_length,
+            pool=ports.PoolInfo(
+                block_size=handle.layout.block_size,
+                num_blocks=handle.layout.num_blocks,
+                generation=handle.generation,
+            ),
+        )
+
+    async def open_stream(self) -> LocalStepStream:
+        try:
+            return LocalStepStream(await self._thread.open())
+        except ComputeError as error:
+            raise WorkerUnavailable(f"compute: {error}") from None
+
+    async def close(self) -> None:
+        # Waits for the running step, which must not hold up the event loop.
+        await asyncio.to_thread(self._thread.close)
+
+
+class LocalStepStream:
+    """gateway.ports.StepStream over a session of the step thread."""
+
+    def __init__(self, session: StepSession) -> None:
+        self._session = session
+        self._is_open = True
+        self._results: asyncio.Queue[tuple[int, asyncio.Future[ct.StepResult]] | None]
+        self._results = asyncio.Queue()
+
+    async def submit(self, step: ports.Step) -> None:
+        if not self._is_open:
+            raise WorkerUnavailable(_CLOSED)
+        self._results.put_nowait((step.step_id, self._session.submit(_step(step))))
+
+    async def result(self) -> ports.StepResult:
+        entry = await self._results.get() if self._is_open else None
+        if entry is None:
+            raise WorkerUnavailable(_CLOSED)
+        step_id, future = entry
+        try:
+            result = await future
+        except (InvalidStep, LogitsNotFinite) as error:
+            raise _refused(step_id, error.reason, str(error)) from None
+        except Exception as error:  # whatever it is, this stream cannot be relied on
+            raise WorkerUnavailable(f"compute: {error}") from error
+        except asyncio.CancelledError:
+            if self._is_open:
+                raise  # we are cancelled, not the step
+            raise WorkerUnavailable(_CLOSED) from None
+        return ports.StepResult(
+            result.step_id,
+            [ports.SampledToken(t.sequence_id, t.token_id, t.logprob) for t in result.tokens],
+            result.elapsed,
+        )
+
+    async def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._session.close()
+            self._results.put_nowait(None)
+
+
+def _unavailable(error: grpc.RpcError) -> WorkerUnavailable:
+    details = error_details(error)
+    return WorkerUnavailable(f"compute: {details.message or details.code.name}")
+
+
+def _refused(step_id: int, reason: str, message: str) -> StepRefused:
+    return StepRefused(f"step {step_id}: {message}", compute_reason=reason)
+
+
+def _step_message(step: ports.Step) -> pb.RunStepsRequest:
+    return pb.RunStepsRequest(
+        step_id=step.step_id,
+        closed_sequence_ids=step.closed,
+        sequences=[
+            pb.SequenceState(
+                sequence_id=state.sequence_id,
+                token_ids=state.token_ids,
+                block_ids=state.block_ids,
+                sampling=_sampling_message(state.sampling),
+            )
+            for state in step.sequences
+        ],
+        extensions=[
+            pb.TableExtension(
+                sequence_id=e.sequence_id, first_index=e.first_index, block_ids=e.block_ids
+            )
+            for e in step.extensions
+        ],
+        chunks=[
+            pb.Chunk(
+                sequence_id=c.sequence_id, start=c.start, token_count=c.num_tokens, sample=c.sample
+            )
+            for c in step.chunks
+        ],
+    )
+
+
+def _sampling_message(options: ports.SamplingOptions) -> common_pb2.SamplingOptions:
+    return common_pb2.SamplingOptions(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+        sequence_index=options.sequence_index,
+        return_logprob=options.return_logprob,
+    )
+
+
+def _step(step: ports.Step) -> ct.Step:
+    return ct.Step(
+        step_id=step.step_id,
+        closed=step.closed,
+        sequences=[
+            ct.SequenceState(s.sequence_id, s.token_ids, s.block_ids, _sampling(s.sampling))
+            for s in step.sequences
+        ],
+        extensions=[
+            ct.TableExtension(e.sequence_id, e.first_index, e.block_ids) for e in step.extensions
+        ],
+        chunks=[ct.Chunk(c.sequence_id, c.start, c.num_tokens, c.sample) for c in step.chunks],
+    )
+
+
+def _sampling(options: ports.SamplingOptions) -> ct.SamplingOptions:
+    return ct.SamplingOptions(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        seed=options.seed,
+        sequence_index=options.sequence_index,
+        return_logprob=options.return_logprob,
+    )

@@ -1,0 +1,161 @@
+"""The gateway's page manager: behind gRPC, or an object in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import grpc
+from quire.common.v1 import common_pb2
+from quire.kvstore.v1 import kvstore_pb2 as pb
+from quire.kvstore.v1 import kvstore_pb2_grpc
+
+from gateway import ports
+from gateway.errors import WorkerUnavailable
+from kvstore import types as kv
+from kvstore.errors import KvStoreError, OutOfBlocks
+from kvstore.manager import PageManager
+from services.common.errors import error_details
+from services.common.server import CHANNEL_OPTIONS
+
+# The page manager answers in milliseconds; one that takes longer than this is stuck.
+_CALL_SECONDS = 10.0
+
+# Prompt tokens in one message: at most 5 bytes each, and well below 4 MiB in all.
+_MAX_PROMPT_TOKENS = 400_000
+
+
+class GrpcKvStore:
+    """gateway.ports.KvStore over a kvstore process."""
+
+    def __init__(self, target: str) -> None:
+        """`target` is HOST:PORT or unix:PATH. Connects when first used."""
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = kvstore_pb2_grpc.KvCacheServiceStub(self._channel)
+
+    async def update_sequences(self, update: ports.Update) -> ports.UpdateResult:
+        result = ports.UpdateResult(extended=[], opened=[], refused=[])
+        batches = list(_batches(update.opens))
+        request = _update(update, batches[0] if batches else ())
+        _add(result, await self._call(request))
+        for batch in batches[1:]:
+            full = next((r for r in result.refused if _stops_opens(r, update)), None)
+            if full is not None:
+                result.refused.extend(
+                    ports.Refusal(plan.sequence_id, full.reason, full.message) for plan in batch
+                )
+                continue
+            _add(result, await self._call(_update(ports.Update(), batch)))
+        return result
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def _call(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
+        try:
+            return await self._stub.UpdateSequences(request, timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise WorkerUnavailable(f"kvstore: {error_details(error).message}") from None
+
+
+class LocalKvStore:
+    """gateway.ports.KvStore over a page manager in this process, which it does not own."""
+
+    def __init__(self, manager: PageManager) -> None:
+        self._manager = manager
+
+    async def update_sequences(self, update: ports.Update) -> ports.UpdateResult:
+        try:
+            result = self._manager.update(_to_kvstore(update))
+        except KvStoreError as error:
+            raise WorkerUnavailable(f"kvstore: {error}") from None
+        return ports.UpdateResult(
+            extended=[
+                ports.ExtendedSequence(e.sequence_id, e.first_index, e.block_ids)
+                for e in result.extended
+            ],
+            opened=[
+                ports.OpenedSequence(o.sequence_id, o.block_ids, o.num_cached_tokens)
+                for o in result.opened
+            ],
+            refused=[ports.Refusal(r.sequence_id, r.reason, r.message) for r in result.refused],
+        )
+
+    async def close(self) -> None:
+        """Nothing to give up."""
+
+
+def _batches(opens: Sequence[ports.OpenPlan]) -> Iterator[list[ports.OpenPlan]]:
+    """The plans in order, in groups that fit a message."""
+    batch: list[ports.OpenPlan] = []
+    num_tokens = 0
+    for plan in opens:
+        if batch and num_tokens + len(plan.token_ids) > _MAX_PROMPT_TOKENS:
+            yield batch
+            batch, num_tokens = [], 0
+        batch.append(plan)
+        num_tokens += len(plan.token_ids)
+    if batch:
+        yield batch
+
+
+def _stops_opens(refusal: ports.Refusal, update: ports.Update) -> bool:
+    """An open that found no room: those behind it must not overtake it."""
+    return refusal.reason == OutOfBlocks.reason and any(
+        plan.sequence_id == refusal.sequence_id for plan in update.opens
+    )
+
+
+def _update(update: ports.Update, opens: Sequence[ports.OpenPlan]) -> pb.UpdateSequencesRequest:
+    return pb.UpdateSequencesRequest(
+        commits=[
+            pb.CommitPlan(
+                sequence_id=plan.sequence_id,
+                computed_token_count=plan.num_computed_tokens,
+                token_start=plan.token_start,
+                token_ids=plan.token_ids,
+            )
+            for plan in update.commits
+        ],
+        closes=update.closes,
+        extends=[
+            pb.ExtendPlan(sequence_id=plan.sequence_id, length=plan.length)
+            for plan in update.extends
+        ],
+        opens=[
+            pb.OpenPlan(
+                sequence_id=plan.sequence_id,
+                token_ids=plan.token_ids,
+                namespace=common_pb2.Namespace(**plan.namespace._asdict()),
+            )
+            for plan in opens
+        ],
+    )
+
+
+def _add(result: ports.UpdateResult, response: pb.UpdateSequencesResponse) -> None:
+    result.extended.extend(
+        ports.ExtendedSequence(e.sequence_id, e.first_index, list(e.block_ids))
+        for e in response.extended
+    )
+    result.opened.extend(
+        ports.OpenedSequence(o.sequence_id, list(o.block_ids), o.cached_token_count)
+        for o in response.opened
+    )
+    result.refused.extend(
+        ports.Refusal(r.sequence_id, r.reason, r.message) for r in response.refused
+    )
+
+
+def _to_kvstore(update: ports.Update) -> kv.Update:
+    return kv.Update(
+        commits=[
+            kv.CommitPlan(p.sequence_id, p.num_computed_tokens, p.token_start, p.token_ids)
+            for p in update.commits
+        ],
+        closes=update.closes,
+        extends=[kv.ExtendPlan(p.sequence_id, p.length) for p in update.extends],
+        opens=[
+            kv.OpenPlan(p.sequence_id, p.token_ids, kv.Namespace(*p.namespace))
+            for p in update.opens
+        ],
+    )

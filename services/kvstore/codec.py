@@ -1,0 +1,143 @@
+"""Between messages of quire.kvstore.v1 and the page manager's types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.common.v1 import common_pb2
+from quire.kvstore.v1 import kvstore_pb2 as pb
+
+from kvstore import types
+from services.common.dtypes import dtype_name, dtype_number
+
+# --- requests ---------------------------------------------------------------
+
+
+def kv_shape(message: common_pb2.KvShape) -> types.KvShape:
+    return types.KvShape(
+        num_layers=message.layer_count,
+        num_kv_heads=message.kv_head_count,
+        head_size=message.head_size,
+        dtype=dtype_name(message.dtype),
+    )
+
+
+def open_plan(message: pb.OpenPlan) -> types.OpenPlan:
+    space = message.namespace
+    return types.OpenPlan(
+        sequence_id=message.sequence_id,
+        token_ids=message.token_ids,
+        namespace=types.Namespace(space.model_fingerprint, space.adapter, space.tenant, space.salt),
+    )
+
+
+def extend_plan(message: pb.ExtendPlan) -> types.ExtendPlan:
+    return types.ExtendPlan(message.sequence_id, message.length)
+
+
+def commit_plan(message: pb.CommitPlan) -> types.CommitPlan:
+    return types.CommitPlan(
+        sequence_id=message.sequence_id,
+        num_computed_tokens=message.computed_token_count,
+        token_start=message.token_start,
+        token_ids=message.token_ids,
+    )
+
+
+def update(message: pb.UpdateSequencesRequest) -> types.Update:
+    return types.Update(
+        commits=[commit_plan(plan) for plan in message.commits],
+        closes=message.closes,
+        extends=[extend_plan(plan) for plan in message.extends],
+        opens=[open_plan(plan) for plan in message.opens],
+    )
+
+
+# --- responses --------------------------------------------------------------
+
+
+def pool_handle(handle: types.PoolHandle) -> pb.PoolHandle:
+    shape = handle.layout.shape
+    return pb.PoolHandle(
+        name=handle.name,
+        offset_bytes=handle.offset_bytes,
+        size_bytes=handle.size_bytes,
+        layout=common_pb2.PoolLayout(
+            shape=common_pb2.KvShape(
+                layer_count=shape.num_layers,
+                kv_head_count=shape.num_kv_heads,
+                head_size=shape.head_size,
+                dtype=dtype_number(shape.dtype),
+            ),
+            block_size=handle.layout.block_size,
+            block_count=handle.layout.num_blocks,
+        ),
+        generation=handle.generation,
+    )
+
+
+def opened(sequences: Iterable[types.OpenedSequence]) -> list[pb.OpenedSequence]:
+    return [
+        pb.OpenedSequence(
+            sequence_id=sequence.sequence_id,
+            block_ids=sequence.block_ids,
+            cached_token_count=sequence.num_cached_tokens,
+        )
+        for sequence in sequences
+    ]
+
+
+def extended(sequences: Iterable[types.ExtendedSequence]) -> list[pb.ExtendedSequence]:
+    return [
+        pb.ExtendedSequence(
+            sequence_id=sequence.sequence_id,
+            first_index=sequence.first_index,
+            block_ids=sequence.block_ids,
+        )
+        for sequence in sequences
+    ]
+
+
+def update_result(result: types.UpdateResult) -> pb.UpdateSequencesResponse:
+    return pb.UpdateSequencesResponse(
+        extended=extended(result.extended),
+        opened=opened(result.opened),
+        refused=[
+            pb.Refusal(
+                sequence_id=refusal.sequence_id, reason=refusal.reason, message=refusal.message
+            )
+            for refusal in result.refused
+        ],
+    )
+
+
+def sequence_page(
+    sequences: Iterable[types.SequenceInfo], next_page_token: str
+) -> pb.ListSequencesResponse:
+    return pb.ListSequencesResponse(
+        sequences=[
+            pb.SequenceInfo(
+                sequence_id=sequence.sequence_id,
+                length=sequence.length,
+                computed_token_count=sequence.num_computed_tokens,
+                block_ids=sequence.block_ids,
+            )
+            for sequence in sequences
+        ],
+        next_page_token=next_page_token,
+    )
+
+
+def stats(counters: types.PoolStats) -> pb.GetStatsResponse:
+    return pb.GetStatsResponse(
+        total_block_count=counters.num_blocks,
+        free_block_count=counters.num_free,
+        cached_block_count=counters.num_cached,
+        held_block_count=counters.num_held,
+        sequence_count=counters.num_sequences,
+        waste_slot_count=counters.num_waste_slots,
+        waste_ratio=counters.waste_ratio,
+        prompt_token_count=counters.num_prompt_tokens,
+        hit_token_count=counters.num_hit_tokens,
+        eviction_count=counters.num_evictions,
+    )

@@ -1,0 +1,74 @@
+"""KvCacheService over the page manager: decode, call, encode."""
+
+# Names and signatures are those of the generated base class.
+# ruff: noqa: ARG002, N802
+
+from __future__ import annotations
+
+import grpc
+from quire.kvstore.v1 import kvstore_pb2 as pb
+from quire.kvstore.v1 import kvstore_pb2_grpc
+
+from kvstore.manager import PageManager
+from services.kvstore import codec
+
+
+class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
+    """Errors of the domain are raised as they are; the interceptor gives them a status.
+
+    The manager is called on the event loop, which is what makes its calls atomic.
+    """
+
+    def __init__(self, manager: PageManager) -> None:
+        self._kv = manager
+
+    async def AttachPool(
+        self, request: pb.AttachPoolRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AttachPoolResponse:
+        handle = self._kv.attach_pool(codec.kv_shape(request.shape))
+        return pb.AttachPoolResponse(handle=codec.pool_handle(handle))
+
+    async def GetPool(
+        self, request: pb.GetPoolRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetPoolResponse:
+        return pb.GetPoolResponse(handle=codec.pool_handle(self._kv.get_pool()))
+
+    async def OpenSequences(
+        self, request: pb.OpenSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.OpenSequencesResponse:
+        opened = self._kv.open_sequences([codec.open_plan(plan) for plan in request.plans])
+        return pb.OpenSequencesResponse(sequences=codec.opened(opened))
+
+    async def ExtendSequences(
+        self, request: pb.ExtendSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ExtendSequencesResponse:
+        extended = self._kv.extend_sequences([codec.extend_plan(plan) for plan in request.plans])
+        return pb.ExtendSequencesResponse(sequences=codec.extended(extended))
+
+    async def CommitBlocks(
+        self, request: pb.CommitBlocksRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CommitBlocksResponse:
+        self._kv.commit_blocks([codec.commit_plan(plan) for plan in request.plans])
+        return pb.CommitBlocksResponse()
+
+    async def CloseSequences(
+        self, request: pb.CloseSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CloseSequencesResponse:
+        self._kv.close_sequences(request.sequence_ids)
+        return pb.CloseSequencesResponse()
+
+    async def UpdateSequences(
+        self, request: pb.UpdateSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.UpdateSequencesResponse:
+        return codec.update_result(self._kv.update(codec.update(request)))
+
+    async def ListSequences(
+        self, request: pb.ListSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListSequencesResponse:
+        sequences, token = self._kv.list_sequences(request.page_size, request.page_token)
+        return codec.sequence_page(sequences, token)
+
+    async def GetStats(
+        self, request: pb.GetStatsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.GetStatsResponse:
+        return codec.stats(self._kv.stats())

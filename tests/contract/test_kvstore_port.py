@@ -1,0 +1,168 @@
+"""gateway.ports.KvStore: the same behaviour in this process and over gRPC."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gateway.errors import WorkerUnavailable
+from gateway.ports import CommitPlan, ExtendPlan, Namespace, OpenPlan, Update
+from kvstore.manager import PageManager
+
+NS = Namespace(b"m" * 32)
+
+
+def prompt(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
+
+
+async def test_a_sequence_lives_from_open_to_close(kv):
+    opened = await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(12), NS)]))
+    (a,) = opened.opened
+    assert (a.sequence_id, len(a.block_ids), a.num_cached_tokens) == ("a", 2, 0)
+    extended = await kv.client.update_sequences(Update(extends=[ExtendPlan("a", 17)]))
+    (more,) = extended.extended
+    assert (more.sequence_id, more.first_index, len(more.block_ids)) == ("a", 2, 1)
+    assert not set(more.block_ids) & set(a.block_ids)
+    commit = CommitPlan("a", 13, 12, [99, 98])
+    again = OpenPlan("b", prompt(12), NS)
+    result = await kv.client.update_sequences(
+        Update(commits=[commit], closes=["a", "unknown"], opens=[again])
+    )
+    (b,) = result.opened
+    assert b.num_cached_tokens == 8
+    assert b.block_ids[0] == a.block_ids[0]
+    assert result.refused == []
+    assert kv.manager.stats().num_sequences == 1
+
+
+async def test_an_extension_within_the_last_block_reports_nothing(kv):
+    await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(9), NS)]))
+    result = await kv.client.update_sequences(Update(extends=[ExtendPlan("a", 16)]))
+    assert (result.extended, result.refused) == ([], [])
+    assert kv.manager.stats().num_waste_slots == 0
+
+
+async def test_refused_entries_name_their_reason_and_leave_the_others(kv):
+    await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(8), NS)]))
+    result = await kv.client.update_sequences(
+        Update(
+            commits=[CommitPlan("a", 9, 0, []), CommitPlan("a", 8, 0, [])],
+            extends=[ExtendPlan("ghost", 4), ExtendPlan("a", 1000), ExtendPlan("a", 9)],
+            opens=[
+                OpenPlan("a", prompt(9), NS),
+                OpenPlan("empty", [], NS),
+                OpenPlan("huge", prompt(1000), NS),
+                OpenPlan("b", prompt(9), NS),
+            ],
+        )
+    )
+    assert [(r.sequence_id, r.reason) for r in result.refused] == [
+        ("a", "INVALID_COMMIT"),
+        ("ghost", "SEQUENCE_NOT_FOUND"),
+        ("a", "OUT_OF_BLOCKS"),
+        ("a", "SEQUENCE_EXISTS"),
+        ("empty", "INVALID_REQUEST"),
+        ("huge", "PROMPT_EXCEEDS_POOL"),
+    ]
+    assert all(refusal.message for refusal in result.refused)
+    assert [e.sequence_id for e in result.extended] == ["a"]
+    assert [(o.sequence_id, o.num_cached_tokens) for o in result.opened] == [("b", 8)]
+
+
+async def test_opens_end_at_the_first_without_room(kv):
+    result = await kv.client.update_sequences(
+        Update(
+            opens=[
+                OpenPlan("a", prompt(40), NS),
+                OpenPlan("b", prompt(32, 500), NS),
+                OpenPlan("c", prompt(8, 900), NS),
+            ]
+        )
+    )
+    assert [o.sequence_id for o in result.opened] == ["a"]
+    assert [(r.sequence_id, r.reason) for r in result.refused] == [
+        ("b", "OUT_OF_BLOCKS"),
+        ("c", "OUT_OF_BLOCKS"),
+    ]
+    assert kv.manager.stats().num_sequences == 1
+
+
+@pytest.mark.parametrize("part", ["model_fingerprint", "adapter", "tenant", "salt"])
+async def test_every_part_of_the_namespace_separates(kv, part):
+    await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(9), NS)]))
+    await kv.client.update_sequences(Update(commits=[CommitPlan("a", 9, 0, [])]))
+    value = b"n" * 32 if part == "model_fingerprint" else "x"
+    other = NS._replace(**{part: value})
+    result = await kv.client.update_sequences(
+        Update(opens=[OpenPlan("b", prompt(9), other), OpenPlan("c", prompt(9), NS)])
+    )
+    assert [o.num_cached_tokens for o in result.opened] == [0, 8]
+
+
+async def test_closing_the_client_leaves_the_sequences_open(kv):
+    await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(8), NS)]))
+    await kv.client.close()
+    assert [s.sequence_id for s in kv.manager.list_sequences()[0]] == ["a"]
+
+
+async def test_without_a_pool_only_closing_works(kv):
+    kv.manager.close()
+    with pytest.raises(WorkerUnavailable, match="pool"):
+        await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(8), NS)]))
+    result = await kv.client.update_sequences(Update(closes=["a"]))
+    assert (result.opened, result.extended, result.refused) == ([], [], [])
+
+
+@pytest.mark.parametrize("num_long", [1, 2])
+async def test_an_update_beyond_one_message_is_still_one_update(kv, num_long, monkeypatch):
+    """Several prompts together exceed 4 MiB; the order of opens holds across the parts."""
+    long = [OpenPlan(f"long{i}", [2**31 - 1] * 700_000, NS) for i in range(num_long)]
+    small = OpenPlan("small", prompt(8), NS)
+    wide = OpenPlan("wide", prompt(65, 100), NS)
+    result = await kv.client.update_sequences(Update(opens=[small, *long, wide]))
+    assert [o.sequence_id for o in result.opened] == ["small"]
+    assert [r.reason for r in result.refused] == ["PROMPT_EXCEEDS_POOL"] * (num_long + 1)
+
+
+async def test_no_room_in_one_message_stops_the_opens_of_the_next(kv):
+    plans = [OpenPlan("a", prompt(40), NS), OpenPlan("b", prompt(40, 500), NS)]
+    plans += [OpenPlan(f"long{i}", [2**31 - 1] * 700_000, NS) for i in range(2)]
+    plans.append(OpenPlan("c", prompt(8, 900), NS))
+    result = await kv.client.update_sequences(Update(opens=plans))
+    assert [o.sequence_id for o in result.opened] == ["a"]
+    assert [r.reason for r in result.refused] == ["OUT_OF_BLOCKS"] * 4
+
+
+@pytest.mark.parametrize("kv", ["grpc"], indirect=True)
+async def test_a_server_that_is_gone_is_unavailable_until_it_returns(kv):
+    await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(8), NS)]))
+    await kv.server.stop(0)
+    with pytest.raises(WorkerUnavailable, match="kvstore"):
+        await kv.client.update_sequences(Update(closes=["a"]))
+    assert kv.manager.stats().num_sequences == 1
+
+
+@pytest.mark.parametrize("kv", ["grpc"], indirect=True)
+async def test_a_bug_in_the_server_is_unavailable_and_keeps_its_text(kv, monkeypatch):
+    def broken(self: PageManager, update: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(PageManager, "update", broken)
+    with pytest.raises(WorkerUnavailable) as caught:
+        await kv.client.update_sequences(Update(closes=["a"]))
+    assert "secret" not in str(caught.value)
+
+
+def test_the_two_sides_name_the_same_fields():
+    """Plans are converted by position; a field added on one side must fail here."""
+    from gateway import ports
+    from kvstore import types
+
+    for name in ("OpenPlan", "ExtendPlan", "CommitPlan", "ExtendedSequence", "OpenedSequence"):
+        ours, theirs = getattr(ports, name), getattr(types, name)
+        assert [f.name for f in dataclasses.fields(ours)] == [
+            f.name for f in dataclasses.fields(theirs)
+        ]
+    assert ports.Namespace._fields == types.Namespace._fields
