@@ -47,6 +47,25 @@ class GrpcKvStore:
             _add(result, await self._call(_update(ports.Update(), batch)))
         return result
 
+    async def get_stats(self) -> kv.PoolStats:
+        """The pool's counters. Raises WorkerUnavailable."""
+        try:
+            response = await self._stub.GetStats(pb.GetStatsRequest(), timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise _unavailable(error) from None
+        return kv.PoolStats(
+            num_blocks=response.total_block_count,
+            num_free=response.free_block_count,
+            num_cached=response.cached_block_count,
+            num_held=response.held_block_count,
+            num_sequences=response.sequence_count,
+            num_waste_slots=response.waste_slot_count,
+            waste_ratio=response.waste_ratio,
+            num_prompt_tokens=response.prompt_token_count,
+            num_hit_tokens=response.hit_token_count,
+            num_evictions=response.eviction_count,
+        )
+
     async def close(self) -> None:
         await self._channel.close()
 
@@ -54,7 +73,7 @@ class GrpcKvStore:
         try:
             return await self._stub.UpdateSequences(request, timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
-            raise WorkerUnavailable(f"kvstore: {error_details(error).message}") from None
+            raise _unavailable(error) from None
 
 
 class LocalKvStore:
@@ -80,8 +99,17 @@ class LocalKvStore:
             refused=[ports.Refusal(r.sequence_id, r.reason, r.message) for r in result.refused],
         )
 
+    async def get_stats(self) -> kv.PoolStats:
+        """The pool's counters."""
+        return self._manager.stats()
+
     async def close(self) -> None:
         """Nothing to give up."""
+
+
+def _unavailable(error: grpc.RpcError) -> WorkerUnavailable:
+    details = error_details(error)
+    return WorkerUnavailable(f"kvstore: {details.message or details.code.name}")
 
 
 def _batches(opens: Sequence[ports.OpenPlan]) -> Iterator[list[ports.OpenPlan]]:

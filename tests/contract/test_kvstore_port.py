@@ -135,6 +135,15 @@ async def test_no_room_in_one_message_stops_the_opens_of_the_next(kv):
     assert [r.reason for r in result.refused] == ["OUT_OF_BLOCKS"] * 4
 
 
+async def test_statistics_are_those_of_the_page_manager(kv):
+    await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(12), NS)]))
+    await kv.client.update_sequences(Update(commits=[CommitPlan("a", 12, 0, [])], closes=["a"]))
+    await kv.client.update_sequences(Update(opens=[OpenPlan("b", prompt(11), NS)]))
+    stats = await kv.client.get_stats()
+    assert stats == kv.manager.stats()
+    assert (stats.num_held, stats.num_waste_slots, stats.num_hit_tokens) == (2, 5, 8)
+
+
 @pytest.mark.parametrize("kv", ["grpc"], indirect=True)
 async def test_a_server_that_is_gone_is_unavailable_until_it_returns(kv):
     await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(8), NS)]))
