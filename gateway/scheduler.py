@@ -98,6 +98,10 @@ class Scheduler:
         return len(self._running) + len(self._opening)
 
     @property
+    def num_table_blocks(self) -> int:
+        return sum(len(sequence.block_ids) for sequence in self._running.values())
+
+    @property
     def is_blocked(self) -> bool:
         """Others hold the pool: nothing of ours runs, and the queue's head finds no room."""
         return not self._admits and not self.num_running

@@ -22,7 +22,6 @@ class Sequence:
     request: GenerationRequest
     max_length: int  # prompt and answer
     token_ids: list[int]
-    was_started: bool = False  # opened at least once
 
     # The rest belongs to one opening; `forget` starts afresh.
     id: str = ""
@@ -58,7 +57,6 @@ class Sequence:
         self.block_ids = list(block_ids)
         self.num_slots = self.num_told = len(self.token_ids)
         self.num_computed = self.num_committed = num_cached_tokens
-        self.was_started = True
 
     def next_chunk(self, budget: int) -> Chunk | None:
         """The next tokens to compute, at most `budget`; None if none may be written."""

@@ -1,0 +1,308 @@
+"""The engine: requests in, events out, one driver between the kvstore and compute.
+
+    plan ─▶ submit step k ─▶ kvstore update for k+1  ─▶ result k ─▶ plan …
+                             deliver tokens of k-1
+
+While compute is busy with a step, the engine does everything else; between a
+result and the next submission it only plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from gateway.errors import GatewayError, RequestExists, RequestNotFound, WorkerUnavailable
+from gateway.generation import Generation
+from gateway.ports import Compute, KvStore, ModelInfo, Step, StepResult
+from gateway.scheduler import Emission, Limits, Scheduler
+from gateway.sequence import Sequence
+from gateway.stats import Counters, EngineStats
+from gateway.tokenizer import Tokenizer
+from gateway.types import FinishReason, GenerationEvent, GenerationRequest
+from gateway.validation import longest_sequence, validate_request
+from gateway.workers import Workers
+
+_log = logging.getLogger(__name__)
+
+_STOPPING = "the server is shutting down"
+_BLOCKED_POLL = 0.1  # seconds until we ask again for blocks that others hold
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Times in seconds."""
+
+    limits: Limits = field(default_factory=Limits)
+    step_timeout: float = 30.0  # a step that takes longer counts as a dead worker
+    drain_timeout: float = 5.0  # that running requests get at a stop
+    queue_timeout: float = 30.0  # that queued requests wait for lost workers
+    probe_interval: float = 2.0  # between looks at the workers while idle
+    first_backoff: float = 0.05  # between attempts to connect, doubling
+    last_backoff: float = 2.0
+
+
+class Engine:
+    """Serves generations with one kvstore and one compute worker.
+
+    States: connecting -> ready -> connecting ... -> draining -> stopped. One event
+    loop owns it. Sequence ids carry a random name of this engine, since the kvstore
+    outlives it.
+    """
+
+    def __init__(
+        self,
+        kv: KvStore,
+        compute: Compute,
+        tokenizer: Tokenizer,
+        settings: EngineSettings | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._settings = settings or EngineSettings()
+        owner = secrets.token_hex(8)
+        timeout = self._settings.step_timeout
+        self._workers = Workers(kv, compute, owner=owner, step_timeout=timeout)
+        self._scheduler = Scheduler(self._settings.limits, tokenizer.eos_ids, owner)
+        self._generations: dict[str, Generation] = {}  # by request id, until read to the end
+        self._by_sequence: dict[Sequence, Generation] = {}
+        self._undelivered: list[Emission] = []
+        self._orphans: list[str] = []  # perhaps open in the kvstore, unknown to the scheduler
+        self._model: ModelInfo | None = None
+        self._is_connected = self._is_draining = False
+        self._wake = asyncio.Event()  # there is something to plan
+        self._settled = asyncio.Event()  # a generation got its last token
+        self._driver: asyncio.Task[None] | None = None
+        self._counters = Counters()
+
+    # --- for applications -----------------------------------------------------
+
+    @property
+    def model(self) -> ModelInfo:
+        """The served model. Raises WorkerUnavailable until compute has told."""
+        if self._model is None:
+            raise WorkerUnavailable("the model is loading")
+        return self._model
+
+    def is_ready(self) -> bool:
+        """Whether steps make progress: both workers answer and none is overdue."""
+        return self._is_connected and not self._is_draining
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            is_ready=self.is_ready(),
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_table_blocks=self._scheduler.num_table_blocks,
+            counters=dataclasses.replace(self._counters),
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """One Started, Deltas, one Finished. Closing the iterator cancels the request.
+
+        Raises, before the first event: InvalidField, RequestExists, QueueFull,
+        WorkerUnavailable. Later: WorkerUnavailable when a worker was lost.
+        """
+        generation = self._accept(request)
+        try:
+            async for event in generation.events():
+                yield event
+        finally:
+            self._leave(generation)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with finish reason CANCELLED. Raises RequestNotFound."""
+        generation = self._generations.get(request_id)
+        if generation is None or generation.is_ended:
+            raise RequestNotFound(request_id)
+        generation.finish(FinishReason.CANCELLED)
+        self._settle(generation)
+
+    async def start(self) -> None:
+        """Begin to connect and to serve, in the background."""
+        self._driver = asyncio.create_task(self._drive(), name="engine driver")
+
+    async def stop(self) -> None:
+        """Refuse new requests, let those there finish within drain_timeout, release all."""
+        self._is_draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_timeout):
+                while self._by_sequence:
+                    self._settled.clear()
+                    await self._settled.wait()
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.gather(self._driver, return_exceptions=True)
+        await self._lose_workers(WorkerUnavailable(_STOPPING))
+        self._fail_waiting(WorkerUnavailable(_STOPPING))
+        await self._workers.close(self._orphans)
+
+    def _accept(self, request: GenerationRequest) -> Generation:
+        if self._is_draining:
+            raise WorkerUnavailable(_STOPPING)
+        if not self._is_connected:
+            raise WorkerUnavailable("a worker is not there yet")
+        validate_request(request, self.model)
+        if request.request_id in self._generations:
+            raise RequestExists(request.request_id)
+        longest = longest_sequence(self.model)
+        if request.max_tokens is not None:
+            longest = len(request.prompt_ids) + request.max_tokens
+        sequence = Sequence(request, longest, list(request.prompt_ids))
+        self._scheduler.add(sequence)
+        generation = Generation(sequence, self.tokenizer.detokenizer())
+        self._generations[request.request_id] = self._by_sequence[sequence] = generation
+        self._wake.set()
+        return generation
+
+    def _leave(self, generation: Generation) -> None:
+        """The reader is gone, with or without the end."""
+        self._settle(generation)
+        del self._generations[generation.sequence.request.request_id]
+
+    def _settle(self, generation: Generation) -> None:
+        """No more tokens for it. Safe to repeat."""
+        self._scheduler.end(generation.sequence)
+        self._by_sequence.pop(generation.sequence, None)
+        self._settled.set()
+        self._wake.set()
+
+    # --- the driver -----------------------------------------------------------
+
+    async def _drive(self) -> None:
+        while True:
+            try:
+                await self._connect()
+                await self._serve()
+            except GatewayError as error:
+                _log.warning("lost a worker: %s", error)
+                await self._lose_workers(error)
+            except Exception:
+                _log.exception("the engine failed; it starts afresh")
+                await self._lose_workers(GatewayError("the engine failed"))
+
+    async def _serve(self) -> None:
+        """Step after step until a worker is lost."""
+        scheduler, workers = self._scheduler, self._workers
+        while True:
+            step = scheduler.plan_step()
+            for sequence, error in scheduler.take_failures():
+                self._fail(sequence, error)
+            if step is not None:
+                await workers.submit(step)
+            update = scheduler.plan_update()
+            if step is None and not update:
+                await self._deliver()
+                await self._rest()
+                continue
+            changes, result = await workers.exchange(update, step, self._deliver())
+            if changes is not None:
+                self._counters.num_updates += 1
+                self._announce(scheduler.apply_update(changes))
+            if result is not None:
+                self._undelivered = scheduler.apply_result(result)
+                self._count(step, result)
+            if scheduler.is_blocked:
+                await self._wait(_BLOCKED_POLL)
+
+    async def _rest(self) -> None:
+        """Nothing to do: sleep until a request comes, and look after the workers."""
+        if not await self._wait(self._settings.probe_interval):
+            model = await self._workers.probe()
+            if model.pool != self.model.pool:
+                raise WorkerUnavailable("the page pool was replaced")
+
+    async def _wait(self, seconds: float) -> bool:
+        """Whether something happened. What came before the call has been planned for."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._wake.wait()
+        except TimeoutError:
+            return False
+
+    async def _deliver(self) -> None:
+        """Turn the latest tokens into text, and end what a stop string ends."""
+        emissions, self._undelivered = self._undelivered, []
+        for emission in emissions:
+            generation = self._by_sequence.get(emission.sequence)
+            if generation is None:  # cancelled meanwhile
+                continue
+            generation.push(emission.token, emission.finish)
+            if generation.is_ended:
+                self._settle(generation)
+
+    def _announce(self, opened: list[Sequence]) -> None:
+        for sequence in opened:
+            generation = self._by_sequence[sequence]
+            if generation.start(sequence.num_computed):
+                self._counters.num_prompt_tokens += len(sequence.token_ids)
+                self._counters.num_cached_tokens += sequence.num_computed
+
+    def _count(self, step: Step | None, result: StepResult) -> None:
+        counters = self._counters
+        counters.num_steps += 1
+        counters.num_step_tokens += sum(chunk.num_tokens for chunk in step.chunks) if step else 0
+        counters.num_generated_tokens += len(result.tokens)
+        counters.step_seconds += result.elapsed
+
+    # --- workers that come and go ---------------------------------------------
+
+    async def _connect(self) -> None:
+        """Try until both workers are there. What waits too long meanwhile fails."""
+        clock = asyncio.get_running_loop().time
+        deadline, delay = clock() + self._settings.queue_timeout, self._settings.first_backoff
+        while True:
+            try:
+                model = await self._workers.connect(self._orphans)
+            except GatewayError as error:
+                await self._workers.disconnect()
+                _log.debug("no connection yet: %s", error)
+            else:
+                break
+            if clock() > deadline:
+                self._fail_waiting(WorkerUnavailable("no worker came back in time"))
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, self._settings.last_backoff)
+        self._orphans.clear()
+        self._adopt(model)
+
+    def _adopt(self, model: ModelInfo) -> None:
+        """Serve this model from now on. What waits was meant for the one before."""
+        if self._model is not None:
+            self._counters.num_reconnects += 1
+            if _identity(model) != _identity(self._model):
+                self._fail_waiting(WorkerUnavailable("the model or the pool was replaced"))
+        self._model = model
+        self._scheduler.attach(model)
+        self._is_connected = True
+        _log.info("connected: model %s, %d blocks", model.model_id, model.pool.num_blocks)
+
+    async def _lose_workers(self, error: GatewayError) -> None:
+        """End what was running; keep what waits. The sequences are closed later."""
+        self._is_connected = False
+        await self._deliver()
+        lost, orphans = self._scheduler.abandon()
+        self._orphans += orphans
+        for sequence in lost:
+            self._fail(sequence, error)
+        await self._workers.disconnect()
+
+    def _fail_waiting(self, error: GatewayError) -> None:
+        for sequence in list(self._by_sequence):
+            self._fail(sequence, error)
+
+    def _fail(self, sequence: Sequence, error: GatewayError) -> None:
+        if generation := self._by_sequence.get(sequence):
+            generation.fail(error)
+            self._settle(generation)
+
+
+def _identity(model: ModelInfo) -> tuple[object, ...]:
+    """What a queued request was checked against."""
+    return model.fingerprint, model.max_sequence_length, model.pool.num_blocks

@@ -1,0 +1,121 @@
+"""The kvstore and compute together: both are there, or both count as lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
+
+from gateway.errors import GatewayError, WorkerUnavailable
+from gateway.ports import (
+    Compute,
+    KvStore,
+    ModelInfo,
+    Step,
+    StepResult,
+    StepStream,
+    Update,
+    UpdateResult,
+)
+
+# For calls that need no arithmetic.
+_CALL_TIMEOUT = 5.0
+
+
+class Workers:
+    """A driver's connection to both workers.
+
+    Every method raises WorkerUnavailable if one of them is out of reach or does not
+    answer in time; the caller then disconnects.
+    """
+
+    def __init__(self, kv: KvStore, compute: Compute, *, owner: str, step_timeout: float) -> None:
+        self._kv, self._compute = kv, compute
+        self._step_timeout = step_timeout
+        self._stream: StepStream | None = None
+        # The kvstore ignores ids that it does not know, so closing one that never
+        # was is a harmless way to see that it answers.
+        self._probe = Update(closes=(f"{owner}-probe",))
+
+    async def connect(self, orphans: Sequence[str]) -> ModelInfo:
+        """Become the driver, then close `orphans`: sequences that an earlier try left open.
+
+        In this order, because compute may still be writing to their blocks until
+        its previous stream has ended.
+        """
+        async with _deadline(_CALL_TIMEOUT, "the workers do not answer"):
+            self._stream = await self._compute.open_stream()
+            model = await self._compute.get_model()
+            await self._kv.update_sequences(Update(closes=(*self._probe.closes, *orphans)))
+        return model
+
+    async def disconnect(self) -> None:
+        """Let go of compute's stream. Never raises; safe to repeat."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(GatewayError):
+                async with _deadline(_CALL_TIMEOUT, "the stream does not close"):
+                    await stream.close()
+
+    async def close(self, orphans: Sequence[str]) -> None:
+        """Close `orphans` if the kvstore is there, and give up both connections."""
+        await self.disconnect()
+        if orphans:
+            with contextlib.suppress(GatewayError):
+                async with _deadline(_CALL_TIMEOUT, "the kvstore does not answer"):
+                    await self._kv.update_sequences(Update(closes=tuple(orphans)))
+        await self._compute.close()
+        await self._kv.close()
+
+    async def probe(self) -> ModelInfo:
+        """See that both still answer."""
+        async with _deadline(_CALL_TIMEOUT, "the workers do not answer"):
+            await self._kv.update_sequences(self._probe)
+            return await self._compute.get_model()
+
+    async def submit(self, step: Step) -> None:
+        """Send a step; its result comes with `exchange`."""
+        if self._stream is None:
+            raise WorkerUnavailable("no stream to compute is open")
+        async with _deadline(self._step_timeout, "compute takes no step"):
+            await self._stream.submit(step)
+
+    async def exchange(
+        self, update: Update, step: Step | None, meanwhile: Awaitable[None]
+    ) -> tuple[UpdateResult | None, StepResult | None]:
+        """Make the update and await the step's result, with `meanwhile` beside them.
+
+        An empty update is not sent.
+        """
+        tasks = (
+            asyncio.ensure_future(self._update(update)),
+            asyncio.ensure_future(meanwhile),
+            asyncio.ensure_future(self._result(step)),
+        )
+        try:
+            async with _deadline(self._step_timeout, "a step is overdue"):
+                changes, _, result = await asyncio.gather(*tasks)
+                return changes, result
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _update(self, update: Update) -> UpdateResult | None:
+        return await self._kv.update_sequences(update) if update else None
+
+    async def _result(self, step: Step | None) -> StepResult | None:
+        if step is None or self._stream is None:
+            return None
+        result = await self._stream.result()
+        if result.step_id != step.step_id:
+            raise WorkerUnavailable(f"step {result.step_id} came back for step {step.step_id}")
+        return result
+
+
+@contextlib.asynccontextmanager
+async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise WorkerUnavailable(f"{what}: nothing for {seconds:g} s") from None
