@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from gateway.errors import GatewayError, RequestExists, RequestNotFound, WorkerUnavailable
@@ -102,7 +102,7 @@ class Engine:
             counters=dataclasses.replace(self._counters),
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent]:
         """One Started, Deltas, one Finished. Closing the iterator cancels the request.
 
         Raises, before the first event: InvalidField, RequestExists, QueueFull,
@@ -185,6 +185,7 @@ class Engine:
             except Exception:
                 _log.exception("the engine failed; it starts afresh")
                 await self._lose_workers(GatewayError("the engine failed"))
+            await asyncio.sleep(self._settings.first_backoff)
 
     async def _serve(self) -> None:
         """Step after step until a worker is lost."""
@@ -255,22 +256,28 @@ class Engine:
 
     async def _connect(self) -> None:
         """Try until both workers are there. What waits too long meanwhile fails."""
-        clock = asyncio.get_running_loop().time
-        deadline, delay = clock() + self._settings.queue_timeout, self._settings.first_backoff
-        while True:
-            try:
-                model = await self._workers.connect(self._orphans)
-            except GatewayError as error:
-                await self._workers.disconnect()
-                _log.debug("no connection yet: %s", error)
-            else:
-                break
-            if clock() > deadline:
-                self._fail_waiting(WorkerUnavailable("no worker came back in time"))
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, self._settings.last_backoff)
+        delay = self._settings.first_backoff
+        patience = asyncio.get_running_loop().call_later(
+            self._settings.queue_timeout,
+            self._fail_waiting,
+            WorkerUnavailable("no worker came back in time"),
+        )
+        try:
+            while not (model := await self._try_connect()):
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, self._settings.last_backoff)
+        finally:
+            patience.cancel()
         self._orphans.clear()
         self._adopt(model)
+
+    async def _try_connect(self) -> ModelInfo | None:
+        try:
+            return await self._workers.connect(self._orphans)
+        except GatewayError as error:
+            _log.debug("no connection yet: %s", error)
+            await self._workers.disconnect()
+            return None
 
     def _adopt(self, model: ModelInfo) -> None:
         """Serve this model from now on. What waits was meant for the one before."""

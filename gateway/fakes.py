@@ -287,7 +287,8 @@ class FakeStream:
 
     def granted(self) -> dict[str, int]:
         """Slots of each sequence now; what a step may use, it must have when submitted."""
-        return {key: entry.length for key, entry in self._compute.kv.sequences.items()}
+        kv = self._compute.kv
+        return {key: len(entry.block_ids) * kv.block_size for key, entry in kv.sequences.items()}
 
     def run(self, step: Step, granted: dict[str, int]) -> StepResult:
         """The step itself. Raises ContractBroken."""

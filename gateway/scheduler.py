@@ -33,6 +33,8 @@ from gateway.ports import (
 from gateway.sequence import Sequence
 from gateway.types import FinishReason
 
+_MAX_LOSSES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -40,9 +42,9 @@ class Limits:
 
     | limit        | default | meaning                                          |
     |--------------|---------|--------------------------------------------------|
-    | token_budget | 512     | tokens in a step; at least max_running, so that  |
-    |              |         | every running sequence can decode in every step  |
-    | max_running  | 64      | sequences that hold blocks                       |
+    | token_budget | 512     | tokens in a step                                 |
+    | max_running  | 64      | sequences that hold blocks; never more than      |
+    |              |         | token_budget, so that each can go on every step  |
     | max_waiting  | 256     | requests that wait; more are refused             |
     """
 
@@ -51,8 +53,8 @@ class Limits:
     max_waiting: int = 256
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_running <= self.token_budget or self.max_waiting < 1:
-            raise ValueError("need 1 <= max_running <= token_budget and max_waiting >= 1")
+        if min(self.token_budget, self.max_running, self.max_waiting) < 1:
+            raise ValueError("token_budget, max_running and max_waiting must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class Scheduler:
     def __init__(self, limits: Limits, eos_ids: Iterable[int], owner: str) -> None:
         """`owner` makes sequence ids unique among all drivers that a kvstore has seen."""
         self._limits = limits
+        self._max_running = min(limits.max_running, limits.token_budget)
         self._eos_ids = frozenset(eos_ids)
         self._new_ids = (f"{owner}-{number}" for number in itertools.count())
         self._step_ids = itertools.count(1)
@@ -137,16 +140,23 @@ class Scheduler:
         """The workers are lost: forget all that is open.
 
         Returns the sequences that were running, which have ended, and the ids to
-        close when the kvstore is back. Those being opened wait again.
+        close when the kvstore is back. Those being opened wait again, but not for
+        ever: it may be they that the workers cannot bear.
         """
-        lost = [sequence for sequence in self._running.values() if not sequence.is_ended]
+        lost = list(self._running.values())
+        again = []
+        for sequence in self._opening.values():
+            sequence.num_losses += 1
+            (again if sequence.num_losses < _MAX_LOSSES else lost).append(sequence)
+        lost = [sequence for sequence in lost if not sequence.is_ended]
         ids = [*self._running, *self._opening, *(release[0] for release in self._releases)]
         for sequence in lost:
             sequence.is_ended = True
         self._running.clear()
-        self._wait_again(list(self._opening.values()))
         self._opening.clear()
+        self._wait_again(again)
         self._releases.clear()
+        self._asked.clear()
         self._forgets.clear()
         self._admits = True
         return lost, ids
@@ -176,16 +186,23 @@ class Scheduler:
     def plan_update(self) -> Update:
         """What the kvstore must do while the step runs, so that the next one can write."""
         releases, self._releases = self._releases, []
+        closes = [sequence_id for sequence_id, _ in releases]
         commits = [commit for _, commit in releases if commit]
-        extends = []
+        extends, needs_blocks = [], False
         for sequence in self._running.values():
             if commit := sequence.take_commit(self._block_size):
                 commits.append(commit)
-            length = None if sequence.is_ended else sequence.next_length(self._block_size)
+            length = None if sequence.is_ended else sequence.next_length()
             if length is not None:
                 extends.append(ExtendPlan(sequence.id, length))
+                needs_blocks = needs_blocks or length > sequence.num_slots
+        opens = self._plan_opens()
+        # Within a block, new lengths only keep the kvstore's figures fresh: they go
+        # along with what must be sent, and are not worth a call of their own.
+        if not (commits or closes or needs_blocks or opens):
+            extends = []
         self._asked = {plan.sequence_id: plan.length for plan in extends}
-        return Update(commits, [release[0] for release in releases], extends, self._plan_opens())
+        return Update(commits, closes, extends, opens)
 
     def _plan_opens(self) -> list[OpenPlan]:
         """Admit from the head of the queue.
@@ -202,7 +219,7 @@ class Scheduler:
             self._admits
             and self._waiting
             and backlog < self._limits.token_budget
-            and self.num_running < self._limits.max_running
+            and self.num_running < self._max_running
         ):
             _, sequence = self._waiting.popitem(last=False)
             sequence.id = next(self._new_ids)
@@ -243,15 +260,15 @@ class Scheduler:
         self._apply_refusals(result.refused)
         for extended in result.extended:
             if sequence := self._running.get(extended.sequence_id):
-                sequence.block_ids[extended.first_index :] = extended.block_ids
+                sequence.grow(extended.first_index, extended.block_ids, self._block_size)
         for sequence_id, length in self._asked.items():
             if sequence := self._running.get(sequence_id):
-                sequence.num_slots = length
-        self._asked = {}
+                sequence.length = length
+        self._asked.clear()
         started = []
         for opened in result.opened:
             sequence = self._opening.pop(opened.sequence_id)
-            sequence.open_with(opened.block_ids, opened.num_cached_tokens)
+            sequence.open_with(opened.block_ids, opened.num_cached_tokens, self._block_size)
             self._running[sequence.id] = sequence
             if sequence.is_ended:  # cancelled meanwhile
                 self._retire(sequence)

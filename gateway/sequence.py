@@ -16,17 +16,19 @@ class Sequence:
     the tokens it has.
 
     Invariant: num_committed <= num_computed <= len(token_ids), and KV is written
-    only to positions below num_slots.
+    only to positions below num_slots, the size of the blocks in the table.
     """
 
     request: GenerationRequest
     max_length: int  # prompt and answer
     token_ids: list[int]
+    num_losses: int = 0  # times that the workers were lost while it was being opened
 
     # The rest belongs to one opening; `forget` starts afresh.
     id: str = ""
     block_ids: list[int] = field(default_factory=list)
-    num_slots: int = 0  # granted by the kvstore
+    num_slots: int = 0
+    length: int = 0  # tokens that the kvstore has made room for
     num_computed: int = 0  # leading tokens whose KV finished steps have written
     num_committed: int = 0  # those of them that the kvstore was told of
     num_told: int = 0  # leading tokens that the kvstore knows
@@ -50,13 +52,19 @@ class Sequence:
     def forget(self) -> None:
         """Give up the opening, keep the tokens."""
         self.id, self.block_ids = "", []
-        self.num_slots = self.num_computed = self.num_committed = self.num_told = 0
+        self.num_slots = self.length = 0
+        self.num_computed = self.num_committed = self.num_told = 0
         self.chunk = self.num_blocks_sent = None
 
-    def open_with(self, block_ids: list[int], num_cached_tokens: int) -> None:
-        self.block_ids = list(block_ids)
-        self.num_slots = self.num_told = len(self.token_ids)
+    def open_with(self, block_ids: list[int], num_cached_tokens: int, block_size: int) -> None:
+        self.grow(0, block_ids, block_size)
+        self.length = self.num_told = len(self.token_ids)
         self.num_computed = self.num_committed = num_cached_tokens
+
+    def grow(self, first_index: int, block_ids: list[int], block_size: int) -> None:
+        """`block_ids` stand in the table from `first_index` on."""
+        self.block_ids[first_index:] = block_ids
+        self.num_slots = len(self.block_ids) * block_size
 
     def next_chunk(self, budget: int) -> Chunk | None:
         """The next tokens to compute, at most `budget`; None if none may be written."""
@@ -66,21 +74,18 @@ class Sequence:
             return None
         return Chunk(self.id, start, num_tokens, start + num_tokens == len(self.token_ids))
 
-    def next_length(self, block_size: int) -> int | None:
-        """Slots to ask for now, so that the step after this one can write.
+    def next_length(self) -> int | None:
+        """Room to ask for now, so that the step after this one can write.
 
-        None if there are enough, or if the token under way is the last. Whole blocks
-        are asked for, so that one request serves block_size steps.
+        None if there is enough, or if the token under way is the last.
         """
         samples = self.chunk is not None and self.chunk.sample
         needed = len(self.token_ids) + samples
-        if needed <= self.num_slots or needed >= self.max_length:
-            return None
-        return min(-(-needed // block_size) * block_size, self.max_length - 1)
+        return needed if self.length < needed < self.max_length else None
 
     def take_commit(self, block_size: int) -> CommitPlan | None:
         """What to tell the kvstore of blocks filled since the last time."""
-        num_full = self.num_computed // block_size * block_size
+        num_full = min(self.num_computed, self.length) // block_size * block_size
         if num_full <= self.num_committed:
             return None
         start = self.num_told

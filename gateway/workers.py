@@ -43,8 +43,10 @@ class Workers:
         In this order, because compute may still be writing to their blocks until
         its previous stream has ended.
         """
-        async with _deadline(_CALL_TIMEOUT, "the workers do not answer"):
+        # Compute lets the next driver in once the last one's step has ended.
+        async with _deadline(self._step_timeout, "compute does not open a stream"):
             self._stream = await self._compute.open_stream()
+        async with _deadline(_CALL_TIMEOUT, "the workers do not answer"):
             model = await self._compute.get_model()
             await self._kv.update_sequences(Update(closes=(*self._probe.closes, *orphans)))
         return model
