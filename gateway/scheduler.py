@@ -34,6 +34,7 @@ from gateway.sequence import Sequence
 from gateway.types import FinishReason
 
 _MAX_LOSSES = 3
+_NEVER = ("PROMPT_EXCEEDS_POOL", "INVALID_REQUEST")  # an open that no retry can help
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Scheduler:
         self._releases: list[tuple[str, CommitPlan | None]] = []  # for the next update
         self._forgets: list[str] = []  # for the next step
         self._asked: dict[str, int] = {}  # lengths in the update under way
+        self._closing: list[str] = []  # closes in the update under way
         self._failures: list[tuple[Sequence, GatewayError]] = []
         self._admits = True  # False: no room, and no sequence has ended since
         self._has_ended = False  # a sequence ended since the last update
@@ -144,19 +146,20 @@ class Scheduler:
         ever: it may be they that the workers cannot bear.
         """
         lost = list(self._running.values())
-        again = []
+        again: list[Sequence] = []
         for sequence in self._opening.values():
             sequence.num_losses += 1
             (again if sequence.num_losses < _MAX_LOSSES else lost).append(sequence)
         lost = [sequence for sequence in lost if not sequence.is_ended]
-        ids = [*self._running, *self._opening, *(release[0] for release in self._releases)]
+        released = [sequence_id for sequence_id, _ in self._releases]
+        ids = [*self._running, *self._opening, *released, *self._closing]
         for sequence in lost:
             sequence.is_ended = True
         self._running.clear()
         self._opening.clear()
         self._wait_again(again)
         self._releases.clear()
-        self._asked.clear()
+        self._asked, self._closing = {}, []
         self._forgets.clear()
         self._admits = True
         return lost, ids
@@ -186,7 +189,7 @@ class Scheduler:
     def plan_update(self) -> Update:
         """What the kvstore must do while the step runs, so that the next one can write."""
         releases, self._releases = self._releases, []
-        closes = [sequence_id for sequence_id, _ in releases]
+        self._closing = closes = [sequence_id for sequence_id, _ in releases]
         commits = [commit for _, commit in releases if commit]
         extends, needs_blocks = [], False
         for sequence in self._running.values():
@@ -264,7 +267,7 @@ class Scheduler:
         for sequence_id, length in self._asked.items():
             if sequence := self._running.get(sequence_id):
                 sequence.length = length
-        self._asked.clear()
+        self._asked, self._closing = {}, []
         started = []
         for opened in result.opened:
             sequence = self._opening.pop(opened.sequence_id)
@@ -307,23 +310,23 @@ class Scheduler:
             return FinishReason.LENGTH
         return None
 
-    def _apply_refusals(self, refusals: Iterable[Refusal]) -> None:
+    def _apply_refusals(self, refusals: list[Refusal]) -> None:
         """No room is an answer; anything else means that the kvstore lost our sequences."""
-        delayed = []
         for refusal in refusals:
-            sequence = self._opening.get(refusal.sequence_id)
-            if refusal.reason == "OUT_OF_BLOCKS" and sequence:
-                del self._opening[refusal.sequence_id]
-                delayed.append(sequence)
-            elif refusal.reason == "OUT_OF_BLOCKS" and refusal.sequence_id in self._asked:
-                del self._asked[refusal.sequence_id]
-            elif refusal.reason == "PROMPT_EXCEEDS_POOL" and sequence:
-                del self._opening[refusal.sequence_id]
-                error = InvalidField("prompt", refusal.message, reason=refusal.reason)
-                sequence.is_ended = True
-                self._failures.append((sequence, error))
-            else:
+            is_open = refusal.sequence_id in self._opening
+            if not (refusal.reason == "OUT_OF_BLOCKS" or (is_open and refusal.reason in _NEVER)):
                 raise WorkerUnavailable(f"the kvstore refused: {refusal.reason} {refusal.message}")
+        delayed: list[Sequence] = []
+        for refusal in refusals:
+            sequence = self._opening.pop(refusal.sequence_id, None)
+            if sequence is None:
+                self._asked.pop(refusal.sequence_id, None)
+            elif refusal.reason == "OUT_OF_BLOCKS":
+                delayed.append(sequence)
+            else:
+                sequence.is_ended = True
+                error = InvalidField("prompt", refusal.message, reason=refusal.reason)
+                self._failures.append((sequence, error))
         if delayed:
             self._wait_again(delayed)
             self._admits = False
