@@ -1,0 +1,75 @@
+"""The three domains wired in one process: for benchmarks and tests, and for comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from compute import types as ct
+from compute.errors import PoolUnavailable
+from compute.runner import StepRunner
+from gateway.engine import Engine, EngineSettings
+from gateway.tokenizer import Tokenizer
+from kvstore import types as kv
+from kvstore.errors import KvStoreError
+from kvstore.manager import PageManager
+from services.common import model_files
+from services.common.model_files import Progress
+from services.compute import worker
+from services.gateway.compute_clients import LocalCompute
+from services.gateway.kvstore_clients import LocalKvStore
+
+
+class LocalPoolProvider:
+    """compute.ports.PoolProvider over a page manager in this process."""
+
+    def __init__(self, manager: PageManager) -> None:
+        self._manager = manager
+
+    def attach_pool(self, shape: ct.KvShape) -> ct.PoolHandle:
+        try:
+            handle = self._manager.attach_pool(kv.KvShape(**dataclasses.asdict(shape)))
+        except KvStoreError as error:
+            raise PoolUnavailable(str(error), **error.metadata) from None
+        layout = handle.layout
+        return ct.PoolHandle(
+            name=handle.name,
+            offset_bytes=handle.offset_bytes,
+            size_bytes=handle.size_bytes,
+            layout=ct.PoolLayout(shape, layout.block_size, layout.num_blocks),
+            generation=handle.generation,
+        )
+
+
+class LocalQuire:
+    """A page manager, a step runner and an engine in this process.
+
+    States: created, started, stopped.
+    """
+
+    def __init__(
+        self,
+        settings: worker.WorkerSettings,
+        *,
+        kv_memory_bytes: int,
+        block_size: int = 16,
+        engine_settings: EngineSettings | None = None,
+        progress: Progress = lambda _stage, _done, _total: None,
+    ) -> None:
+        """Load the model and make the pool. Raises what worker.load and PageManager raise."""
+        found = model_files.find(settings.model, settings.cache_dir, progress)
+        self.manager = PageManager(kv_memory_bytes, block_size)
+        self.runner: StepRunner = worker.load(settings, LocalPoolProvider(self.manager), progress)
+        self.engine = Engine(
+            LocalKvStore(self.manager),
+            LocalCompute(self.runner),
+            Tokenizer.load(found.directory),
+            engine_settings,
+        )
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+        self.runner.close()
+        self.manager.close()
