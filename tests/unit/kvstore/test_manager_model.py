@@ -1,0 +1,365 @@
+"""The page manager against a model that remembers everything and plans nothing.
+
+The model knows what each block contains, as whoever writes it would, and which prefixes
+were ever computed. It does not know how blocks are chosen or evicted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvstore.errors import (
+    InvalidCommit,
+    OutOfBlocks,
+    PromptExceedsPool,
+    SequenceExists,
+    SequenceNotFound,
+)
+from kvstore.manager import PageManager
+from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan, Update
+
+SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
+SPACES = [Namespace(b"m", adapter="x"), Namespace(b"m", salt="x")]
+
+
+class NoMemory:
+    """A pool that nobody maps."""
+
+    name, offset_bytes = "quire-none", 0
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Known:
+    """A sequence as its driver sees it."""
+
+    space: Namespace
+    prompt: list[int]
+    tokens: list[int]
+    length: int
+    num_computed: int
+    table: list[int] = field(default_factory=list)
+    opened: object = None
+
+
+class PageManagerMachine(RuleBasedStateMachine):
+    block_size = 8
+
+    @initialize(num_blocks=st.integers(1, 14))
+    def start(self, num_blocks):
+        self.num_blocks = num_blocks
+        memory = num_blocks * self.block_size * SHAPE.token_bytes
+        self.manager = PageManager(memory, self.block_size, NoMemory)
+        self.manager.attach_pool(SHAPE)
+        self.open: dict[str, Known] = {}
+        self.contents: dict[int, tuple] = {}  # what was computed into a block
+        self.computed: set[tuple] = set()  # every full prefix that was ever committed
+        self.next_id = 0
+
+    def teardown(self):
+        if hasattr(self, "manager"):
+            self.manager.close_sequences(list(self.open))
+            assert self.manager.audit() == []
+            stats = self.manager.stats()
+            assert stats.num_free + stats.num_cached == stats.num_blocks
+
+    # --- what the model says ------------------------------------------------
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def held(self) -> set[int]:
+        return {block for known in self.open.values() for block in known.table}
+
+    def prefix(self, space, tokens, num_blocks) -> tuple:
+        return (space, tuple(tokens[: num_blocks * self.block_size]))
+
+    def best_hit(self, space, prompt) -> int:
+        """Blocks of the longest prefix that was ever computed."""
+        limit = (len(prompt) - 1) // self.block_size
+        return max(
+            (n for n in range(1, limit + 1) if self.prefix(space, prompt, n) in self.computed),
+            default=0,
+        )
+
+    def admit(self, plan: OpenPlan, opened) -> None:
+        prompt = list(plan.token_ids)
+        num_hits, rest = divmod(opened.num_cached_tokens, self.block_size)
+        assert rest == 0
+        assert opened.num_cached_tokens < len(prompt)
+        assert len(opened.block_ids) == self.blocks_for(len(prompt))
+        for position in range(num_hits):
+            expected = self.prefix(plan.namespace, prompt, position + 1)
+            assert self.contents[opened.block_ids[position]] == expected
+        best = self.best_hit(plan.namespace, prompt)
+        assert num_hits <= best
+        if self.manager.stats().num_evictions == 0:
+            assert num_hits == best
+        fresh = opened.block_ids[num_hits:]
+        assert not self.held() & set(fresh)
+        for block in fresh:
+            self.contents.pop(block, None)
+        self.open[plan.sequence_id] = Known(
+            plan.namespace,
+            prompt,
+            list(prompt),
+            len(prompt),
+            opened.num_cached_tokens,
+            list(opened.block_ids),
+            opened,
+        )
+
+    def grow(self, sequence_id: str, length: int, extended) -> None:
+        known = self.open[sequence_id]
+        assert extended.first_index == len(known.table)
+        assert not self.held() & set(extended.block_ids)
+        known.table += extended.block_ids
+        known.length = max(known.length, length)
+        for block in extended.block_ids:
+            self.contents.pop(block, None)
+
+    def compute(self, sequence_id: str, count: int) -> None:
+        known = self.open[sequence_id]
+        known.num_computed = max(known.num_computed, count)
+        for position in range(known.num_computed // self.block_size):
+            prefix = self.prefix(known.space, known.tokens, position + 1)
+            self.contents[known.table[position]] = prefix
+            self.computed.add(prefix)
+
+    def snapshot(self):
+        return self.manager.stats(), self.manager.list_sequences(1000)
+
+    def draw_plan(self, data) -> OpenPlan:
+        """Few distinct blocks, so that prompts often share prefixes."""
+        kinds = data.draw(st.lists(st.integers(0, 1), min_size=0, max_size=4), "blocks")
+        tail = data.draw(st.integers(0 if kinds else 1, self.block_size - 1), "tail")
+        tokens = [kind for kind in kinds for _ in range(self.block_size)] + [0] * tail
+        self.next_id += 1
+        return OpenPlan(f"s{self.next_id}", tokens, data.draw(st.sampled_from(SPACES), "space"))
+
+    def pick(self, data) -> str:
+        return data.draw(st.sampled_from(sorted(self.open)), "sequence")
+
+    # --- what happens -------------------------------------------------------
+
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def open_group(self, data, count):
+        plans = [self.draw_plan(data) for _ in range(count)]
+        sizes = [self.blocks_for(len(plan.token_ids)) for plan in plans]
+        room = self.num_blocks - len(self.held())
+        best = sum(self.best_hit(plan.namespace, plan.token_ids) for plan in plans)
+        before = self.snapshot()
+        try:
+            opened = self.manager.open_sequences(plans)
+        except PromptExceedsPool:
+            assert max(sizes) > self.num_blocks
+            assert self.snapshot() == before
+        except OutOfBlocks:
+            assert sum(sizes) > room
+            assert self.snapshot() == before
+        else:
+            assert max(sizes) <= self.num_blocks
+            assert sum(sizes) - best <= room
+            hits = [o.num_cached_tokens // self.block_size for o in opened]
+            shared = {b for o, n in zip(opened, hits, strict=True) for b in o.block_ids[:n]}
+            fresh = [b for o, n in zip(opened, hits, strict=True) for b in o.block_ids[n:]]
+            assert len(set(fresh)) == len(fresh)
+            assert not shared & set(fresh)
+            for plan, one in zip(plans, opened, strict=True):
+                self.admit(plan, one)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def open_again(self, data):
+        sequence_id = self.pick(data)
+        known = self.open[sequence_id]
+        before = self.snapshot()
+        plan = OpenPlan(sequence_id, known.prompt, known.space)
+        assert self.manager.open_sequences([plan]) == [known.opened]
+        for tokens, space in [
+            ([*known.prompt, 0], known.space),
+            ([known.prompt[0] + 1, *known.prompt[1:]], known.space),
+            (known.prompt, SPACES[known.space == SPACES[0]]),
+        ]:
+            with pytest.raises(SequenceExists):
+                self.manager.open_sequences([OpenPlan(sequence_id, tokens, space)])
+        assert self.snapshot() == before
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), more=st.integers(-3, 40))
+    def extend(self, data, more):
+        sequence_id = self.pick(data)
+        known = self.open[sequence_id]
+        length = known.length + more
+        needed = max(0, self.blocks_for(length) - len(known.table))
+        before = self.snapshot()
+        if needed > self.num_blocks - len(self.held()):
+            with pytest.raises(OutOfBlocks):
+                self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
+            assert self.snapshot() == before
+            return
+        (extended,) = self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
+        assert len(extended.block_ids) == needed
+        self.grow(sequence_id, length, extended)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=9))
+    def commit(self, data, new):
+        sequence_id = self.pick(data)
+        known = self.open[sequence_id]
+        start = data.draw(st.integers(0, len(known.tokens)), "start")
+        tokens = known.tokens + new
+        count = data.draw(st.integers(0, min(known.length, len(tokens))), "computed")
+        self.manager.commit_blocks([CommitPlan(sequence_id, count, start, tokens[start:])])
+        known.tokens = tokens
+        self.compute(sequence_id, count)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def compute_all(self, data):
+        sequence_id = self.pick(data)
+        known = self.open[sequence_id]
+        count = min(known.length, len(known.tokens))
+        self.manager.commit_blocks([CommitPlan(sequence_id, count)])
+        self.compute(sequence_id, count)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def commit_nonsense(self, data):
+        sequence_id = self.pick(data)
+        known = self.open[sequence_id]
+        size = len(known.tokens)
+        before = self.snapshot()
+        for plan in [
+            CommitPlan(sequence_id, 0, size + 1, [0]),
+            CommitPlan(sequence_id, 0, 0, [known.tokens[0] + 1]),
+            CommitPlan(sequence_id, size + 1),
+            CommitPlan(sequence_id, known.length + 1, size, [0] * (known.length + 2)),
+        ]:
+            with pytest.raises(InvalidCommit):
+                self.manager.commit_blocks([plan])
+        assert self.snapshot() == before
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), times=st.integers(1, 2))
+    def close(self, data, times):
+        sequence_id = self.pick(data)
+        self.manager.close_sequences([sequence_id] * times)
+        del self.open[sequence_id]
+
+    @rule(data=st.data())
+    def cancel_before_prefill(self, data):
+        """Fault C5: what was never computed is never found."""
+        plan = self.draw_plan(data)
+        best = self.best_hit(plan.namespace, plan.token_ids)
+        result = self.manager.update(Update(opens=[plan]))
+        for opened in result.opened:
+            self.admit(plan, opened)
+            self.manager.close_sequences([plan.sequence_id])
+            del self.open[plan.sequence_id]
+            (again,) = self.manager.open_sequences([plan])
+            assert again.num_cached_tokens == opened.num_cached_tokens
+            assert again.num_cached_tokens <= best * self.block_size
+            self.admit(plan, again)
+
+    @rule()
+    def touch_what_is_not_there(self):
+        before = self.snapshot()
+        self.manager.close_sequences(["ghost"])
+        for call, plan in [
+            (self.manager.extend_sequences, ExtendPlan("ghost", 1)),
+            (self.manager.commit_blocks, CommitPlan("ghost", 0)),
+        ]:
+            with pytest.raises(SequenceNotFound):
+                call([plan])
+        assert self.snapshot() == before
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def one_step(self, data):
+        """A driver's update: commit and extend one, close another, open a third."""
+        plan = self.draw_plan(data)
+        leaving, staying = self.pick(data), self.pick(data)
+        known = self.open[staying]
+        count = min(known.length, len(known.tokens))
+        length = known.length + 1
+        result = self.manager.update(
+            Update(
+                commits=[CommitPlan(staying, count)],
+                closes=[leaving],
+                extends=[ExtendPlan(staying, length)],
+                opens=[plan],
+            )
+        )
+        self.compute(staying, count)
+        del self.open[leaving]
+        refused = {refusal.sequence_id: refusal.reason for refusal in result.refused}
+        if staying not in refused:
+            for extended in result.extended:
+                self.grow(staying, length, extended)
+            self.open[staying].length = length
+        else:
+            assert refused[staying] == (
+                "SEQUENCE_NOT_FOUND" if staying == leaving else "OUT_OF_BLOCKS"
+            )
+        for opened in result.opened:
+            self.admit(plan, opened)
+        assert bool(result.opened) == (plan.sequence_id not in refused)
+
+    # --- what always holds --------------------------------------------------
+
+    @invariant()
+    def nothing_is_wrong(self):
+        if hasattr(self, "manager"):
+            assert self.manager.audit() == []
+
+    @invariant()
+    def counters_are_those_of_the_model(self):
+        if not hasattr(self, "manager"):
+            return
+        stats = self.manager.stats()
+        assert stats.num_free + stats.num_cached + stats.num_held == self.num_blocks
+        assert stats.num_held == len(self.held())
+        assert stats.num_sequences == len(self.open)
+        waste = sum(
+            len(known.table) * self.block_size - known.length for known in self.open.values()
+        )
+        assert stats.num_waste_slots == waste
+        assert waste <= (self.block_size - 1) * len(self.open)
+
+    @invariant()
+    def the_list_of_sequences_is_the_models(self):
+        if not hasattr(self, "manager"):
+            return
+        listed = {
+            info.sequence_id: (info.length, info.num_computed_tokens, info.block_ids)
+            for info in self.manager.list_sequences(1000)[0]
+        }
+        assert listed == {
+            sequence_id: (known.length, known.num_computed, known.table)
+            for sequence_id, known in self.open.items()
+        }
+
+
+def case(size: int):
+    machine = type(f"BlockSize{size}", (PageManagerMachine,), {"block_size": size})
+    machine.TestCase.settings = settings(
+        max_examples=60,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    return machine.TestCase
+
+
+TestBlockSize8, TestBlockSize16, TestBlockSize32 = case(8), case(16), case(32)
