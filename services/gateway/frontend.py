@@ -7,15 +7,12 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
+from gateway.engine import Engine
 from gateway.errors import InvalidField, ModelNotFound
 from gateway.ports import ModelInfo
 from gateway.types import Delta, GenerationEvent, GenerationRequest, Started
 from services.gateway.metrics import Metrics
-
-if TYPE_CHECKING:
-    from gateway.engine import Engine
 
 # Above this, tokenizing takes long enough to delay the tokens of others.
 _LONG_TEXT = 4096
@@ -48,10 +45,12 @@ class Frontend:
     def is_ready(self) -> bool:
         return self._engine.is_ready()
 
-    async def tokenize(self, text: str) -> list[int]:
-        if len(text) < _LONG_TEXT:
-            return self._engine.tokenizer.encode(text)
-        return await asyncio.to_thread(self._engine.tokenizer.encode, text)
+    async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text."""
+        encode = self._engine.tokenizer.encode
+        if sum(map(len, texts)) < _LONG_TEXT:
+            return [encode(text) for text in texts]
+        return await asyncio.to_thread(lambda: [encode(text) for text in texts])
 
     async def tokenize_chat(self, messages: Conversation) -> list[int]:
         """The conversation and the start of the assistant's next message."""

@@ -36,7 +36,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def _prompt_ids(self, request: pb.GenerateRequest) -> list[int]:
         kind = request.WhichOneof("prompt")
         if kind == "text":
-            return await self._frontend.tokenize(request.text)
+            [token_ids] = await self._frontend.tokenize([request.text])
+            return token_ids
         if kind == "token_ids":
             return list(request.token_ids.ids)
         if kind == "chat":
@@ -52,7 +53,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def _input_ids(self, request: pb.TokenizeRequest) -> list[int]:
         kind = request.WhichOneof("input")
         if kind == "text":
-            return await self._frontend.tokenize(request.text)
+            [token_ids] = await self._frontend.tokenize([request.text])
+            return token_ids
         if kind == "chat":
             return await self._frontend.tokenize_chat(codec.conversation(request.chat))
         raise InvalidField("input", "input: one of text and chat is needed")

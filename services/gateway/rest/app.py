@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import FastAPI
@@ -57,24 +58,25 @@ def _add_generation(app: FastAPI, routes: GenerationRoutes) -> None:
 
 
 def _add_models(app: FastAPI, frontend: Frontend) -> None:
+    started = int(time.time())
+
+    def described(model: ModelInfo) -> dict[str, Any]:
+        return {
+            "id": model.model_id,
+            "object": "model",
+            "created": started,
+            "owned_by": "quire",
+            "max_model_len": model.max_sequence_length,
+        }
+
     @app.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        return {"object": "list", "data": [_model(model) for model in frontend.models()]}
+        return {"object": "list", "data": [described(model) for model in frontend.models()]}
 
     # A path, since names from a hub contain a slash.
     @app.get("/v1/models/{model_id:path}")
     async def retrieve_model(model_id: str) -> dict[str, Any]:
-        return _model(frontend.model(model_id))
-
-
-def _model(model: ModelInfo) -> dict[str, Any]:
-    return {
-        "id": model.model_id,
-        "object": "model",
-        "created": 0,
-        "owned_by": "quire",
-        "max_model_len": model.max_sequence_length,
-    }
+        return described(frontend.model(model_id))
 
 
 def _add_operations(app: FastAPI, frontend: Frontend) -> None:

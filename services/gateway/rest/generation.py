@@ -53,7 +53,7 @@ class GenerationRoutes:
         body = await read_json_body(request, self._max_body_bytes)
         asked = parse(CompletionRequest, body)
         model = self._frontend.model(asked.model)
-        prompts = [await self._tokens(prompt) for prompt in asked.prompts()]
+        prompts = await self._tokenized(asked.prompts())
         head = Head(f"cmpl-{uuid.uuid4().hex}", int(time.time()), model)
         return await self._respond(request, asked, prompts, head, _COMPLETION)
 
@@ -65,10 +65,10 @@ class GenerationRoutes:
         head = Head(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model)
         return await self._respond(request, asked, [prompt], head, _CHAT)
 
-    async def _tokens(self, prompt: str | list[int]) -> list[int]:
-        if isinstance(prompt, str):
-            return await self._frontend.tokenize(prompt)
-        return prompt
+    async def _tokenized(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        tokenized = iter(await self._frontend.tokenize(texts))
+        return [next(tokenized) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     async def _respond(
         self,
