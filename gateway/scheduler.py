@@ -217,7 +217,7 @@ class Scheduler:
             self._admits = True
         self._has_ended = False
         plans: list[OpenPlan] = []
-        backlog = sum(sequence.num_pending for sequence in self._running.values())
+        backlog = sum(sequence.num_pending_after_step for sequence in self._running.values())
         while (
             self._admits
             and self._waiting
@@ -237,8 +237,8 @@ class Scheduler:
 
         One at a time: only the kvstore knows how many of its blocks are shared, so
         we see what comes free before taking another. For the same reason what has
-        ended goes first. Nobody is admitted until a sequence ends, or the two
-        would take turns at the same blocks.
+        ended goes first. Nobody is admitted until a sequence ends: the victim needs
+        more than is left of what it gave, and all others came later.
         """
         if self._releases or not any(s.lacks_slots for s in self._running.values()):
             return

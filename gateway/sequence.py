@@ -46,6 +46,12 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def num_pending_after_step(self) -> int:
+        """The same when the step under way has ended."""
+        chunk = self.chunk
+        return self.num_pending - (chunk.num_tokens - chunk.sample if chunk else 0)
+
+    @property
     def lacks_slots(self) -> bool:
         return self.num_slots < len(self.token_ids)
 

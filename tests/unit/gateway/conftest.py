@@ -1,4 +1,4 @@
-"""A tiny byte-level tokenizer: token id = byte, then a few special tokens."""
+"""A tiny byte-level tokenizer, and a scheduler whose turns are checked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from gateway.errors import GatewayError
+from gateway.fakes import FakeCompute, FakeKvStore, FakeStream, expected_tokens
+from gateway.ports import ModelInfo, PoolInfo, SamplingOptions
+from gateway.scheduler import Limits, Scheduler
+from gateway.sequence import Sequence
 from gateway.tokenizer import Tokenizer
+from gateway.types import FinishReason, GenerationRequest
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 EOS_ID = 256
+VOCAB_SIZE = 1000
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +52,122 @@ def byte_tokenizer(byte_model):
 @pytest.fixture(scope="session")
 def real_tokenizer(model_files):
     return Tokenizer.load(model_files.directory)
+
+
+class Cell:
+    """A scheduler with fake workers, turned by hand and checked at every turn.
+
+    Invariants asserted after every turn; `outputs` are the tokens by request id."""
+
+    def __init__(self, *, num_blocks=64, block_size=4, eos_ids=(), **limits):
+        self.kv = FakeKvStore(num_blocks, block_size)
+        self.compute = FakeCompute(self.kv, vocab_size=VOCAB_SIZE)
+        self.stream = FakeStream(self.compute)
+        self.limits = Limits(**limits)
+        self.scheduler = Scheduler(self.limits, eos_ids, "cell")
+        pool = PoolInfo(block_size, num_blocks, 1)
+        self.scheduler.attach(ModelInfo("m", b"f", VOCAB_SIZE, 10_000, pool))
+        self.sequences: list[Sequence] = []
+        self.outputs: dict[str, list[int]] = {}
+        self.finishes: dict[str, FinishReason] = {}
+        self.failures: list[tuple[Sequence, GatewayError]] = []
+        self.first_opens: list[str] = []
+        self.steps, self.updates = [], []
+        self._computed: dict[str, int] = {}  # by sequence id, of finished steps
+
+    def add(self, prompt_ids, max_tokens=8, *, seed=0, tenant="") -> Sequence:
+        request = GenerationRequest(
+            f"r{len(self.sequences)}",
+            list(prompt_ids),
+            max_tokens,
+            SamplingOptions(seed=seed),
+            tenant=tenant,
+        )
+        sequence = Sequence(request, len(prompt_ids) + max_tokens, list(prompt_ids))
+        self.scheduler.add(sequence)
+        self.sequences.append(sequence)
+        self.outputs[request.request_id] = []
+        return sequence
+
+    def turn(self, *, update_first=True) -> bool:
+        """One step and the update beside it. Whether there was anything to do."""
+        scheduler = self.scheduler
+        step = scheduler.plan_step()
+        self.failures += scheduler.take_failures()
+        granted = self.stream.granted()
+        update = scheduler.plan_update()
+        self._check_step(step)
+        self._check_commits(update)
+        if step is None and not update:
+            return False
+        changes = self.kv.apply(update) if update and update_first else None
+        result = self.stream.run(step, granted) if step else None
+        if update and not update_first:
+            changes = self.kv.apply(update)
+        if changes:
+            self.updates.append(update)
+            self._note_opened(scheduler.apply_update(changes))
+        if result:
+            self.steps.append(step)
+            for chunk in step.chunks:
+                self._computed[chunk.sequence_id] = chunk.start + chunk.num_tokens
+            self._note_emissions(scheduler.apply_result(result))
+        self._check_states()
+        return True
+
+    def run(self, most_turns=2000, **turn) -> None:
+        for _ in range(most_turns):
+            if not self.turn(**turn):
+                return
+        raise AssertionError(f"still busy after {most_turns} turns")
+
+    def expected(self, sequence) -> list[int]:
+        request = sequence.request
+        num = sequence.max_length - len(request.prompt_ids)
+        return expected_tokens(request.prompt_ids, num, request.sampling, VOCAB_SIZE)
+
+    def assert_empty(self) -> None:
+        assert self.kv.num_free == self.kv.num_blocks
+        assert not self.kv.sequences
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+
+    def _note_opened(self, opened) -> None:
+        for sequence in opened:
+            self._computed[sequence.id] = sequence.num_computed
+            if sequence.request.request_id not in self.first_opens:
+                self.first_opens.append(sequence.request.request_id)
+
+    def _note_emissions(self, emissions) -> None:
+        for emission in emissions:
+            request_id = emission.sequence.request.request_id
+            assert request_id not in self.finishes
+            self.outputs[request_id].append(emission.token.token_id)
+            if emission.finish:
+                self.finishes[request_id] = emission.finish
+
+    def _check_step(self, step) -> None:
+        if step is None:
+            return
+        ids = [chunk.sequence_id for chunk in step.chunks]
+        assert len(ids) == len(set(ids)) <= self.limits.max_running
+        assert sum(chunk.num_tokens for chunk in step.chunks) <= self.limits.token_budget
+
+    def _check_commits(self, update) -> None:
+        for commit in update.commits:
+            assert commit.num_computed_tokens <= self._computed[commit.sequence_id]
+            assert commit.num_computed_tokens % self.kv.block_size == 0
+
+    def _check_states(self) -> None:
+        scheduler = self.scheduler
+        running = list(scheduler._running.values())
+        places = [*scheduler._waiting.values(), *scheduler._opening.values(), *running]
+        assert len({id(sequence) for sequence in places}) == len(places)
+        assert not any(sequence.is_ended for sequence in places)
+        order = [self.sequences.index(sequence) for sequence in running]
+        assert order == sorted(order)
+        assert all(s.num_committed <= s.num_computed <= len(s.token_ids) for s in running)
+
+
+@pytest.fixture(scope="session")
+def new_cell():
+    return Cell
