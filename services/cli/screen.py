@@ -58,7 +58,8 @@ class Screen:
 
     def announce(self, http: str, grpc: str, model_id: str) -> None:
         self.clear()
-        body = json.dumps({"model": model_id, "messages": [{"role": "user", "content": "Hello!"}]})
+        message = {"role": "user", "content": "What is the capital of France?"}
+        body = json.dumps({"model": model_id, "messages": [message], "max_tokens": 64})
         self._console.print(
             f"[bold]Quire serves {model_id}[/] at http://{http}/v1 (gRPC {grpc}). Try: "
             f"curl http://{http}/v1/chat/completions -H 'content-type: application/json' "
