@@ -1,20 +1,23 @@
-"""A tiny byte-level tokenizer, and a scheduler whose turns are checked."""
+"""A tiny byte-level tokenizer, a scheduler whose turns are checked, an engine over fakes."""
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import json
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from gateway.engine import Engine, EngineSettings
 from gateway.errors import GatewayError
 from gateway.fakes import FakeCompute, FakeKvStore, FakeStream, expected_tokens
 from gateway.ports import ModelInfo, PoolInfo, SamplingOptions
 from gateway.scheduler import Limits, Scheduler
 from gateway.sequence import Sequence
 from gateway.tokenizer import Tokenizer
-from gateway.types import FinishReason, GenerationRequest
+from gateway.types import Delta, FinishReason, GenerationRequest
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -171,3 +174,83 @@ class Cell:
 @pytest.fixture(scope="session")
 def new_cell():
     return Cell
+
+
+class Bench:
+    """An engine over fake workers, with short times, and what clients saw."""
+
+    def __init__(self, tokenizer, *, num_blocks=64, block_size=4, limits=None, **compute):
+        self.kv = FakeKvStore(num_blocks, block_size)
+        self.compute = FakeCompute(self.kv, **{"vocab_size": 256, **compute})
+        quick = {"probe_interval": 0.02, "first_backoff": 0.005, "last_backoff": 0.01}
+        self.settings = EngineSettings(limits=limits or Limits(), drain_timeout=0.2, **quick)
+        self.tokenizer = tokenizer
+        self.engine = Engine(self.kv, self.compute, tokenizer, self.settings)
+
+    def set(self, **settings):
+        """Other settings; before the start."""
+        self.settings = dataclasses.replace(self.settings, **settings)
+        self.engine = Engine(self.kv, self.compute, self.tokenizer, self.settings)
+
+    async def start(self):
+        await self.engine.start()
+        await self.until(self.engine.is_ready)
+
+    async def until(self, condition):
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - of any kind
+                await asyncio.sleep(0.002)
+
+    async def events(self, prompt, **options):
+        """All events of one request."""
+        return [event async for event in self.engine.generate(request(prompt, **options))]
+
+    async def text(self, prompt, **options):
+        """The text and the finish reason of one request."""
+        events = await self.events(prompt, **options)
+        return "".join(e.text for e in events if isinstance(e, Delta)), events[-1].reason
+
+    def begin(self, prompt, **options):
+        """A request in the background; its events so far, and its task."""
+        seen = []
+
+        async def read():
+            async for event in self.engine.generate(request(prompt, **options)):
+                seen.append(event)  # noqa: PERF401 - readable while it runs
+
+        return seen, asyncio.create_task(read())
+
+    async def until_empty(self):
+        await self.until(lambda: not self.kv.sequences)
+        assert self.kv.num_free == self.kv.num_blocks
+        stats = self.engine.stats()
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+def request(prompt, request_id="r", max_tokens=8, **options):
+    prompt_ids = list(prompt.encode() if isinstance(prompt, str) else prompt)
+    return GenerationRequest(request_id, prompt_ids, max_tokens, **options)
+
+
+@pytest.fixture
+async def new_bench(byte_tokenizer):
+    benches = []
+
+    def make(**options):
+        benches.append(Bench(byte_tokenizer, **options))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        await bench.engine.stop()
+
+
+def saying(prompt, answer):
+    """A script for FakeCompute: the answer's bytes after the prompt's, then end of text."""
+    tokens = [*answer.encode(), EOS_ID]
+    return lambda known: tokens[min(len(known) - len(prompt.encode()), len(tokens) - 1)]
+
+
+@pytest.fixture(scope="session", name="saying")
+def saying_fixture():
+    return saying

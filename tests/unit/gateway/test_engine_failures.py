@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.errors import GatewayError, StepRefused, WorkerUnavailable
+from gateway.scheduler import Limits
+from gateway.types import Delta, Finished, FinishReason
+
+
+async def test_before_the_workers_are_there_requests_are_told_to_come_back(new_bench):
+    bench = new_bench(is_down=True)
+    await bench.engine.start()
+    with pytest.raises(WorkerUnavailable):
+        await bench.events("x")
+    with pytest.raises(WorkerUnavailable):
+        _ = bench.engine.model
+    assert not bench.engine.is_ready()
+    bench.compute.is_down = False
+    await bench.until(bench.engine.is_ready)
+    assert len(await bench.events("x")) > 2
+
+
+@pytest.mark.parametrize("worker", ["kv", "compute"])
+async def test_a_lost_worker_ends_running_requests_and_the_next_ones_succeed(new_bench, worker):
+    bench = new_bench(delay=0.002)
+    await bench.start()
+    begun = [bench.begin("hello", request_id=f"r{i}", max_tokens=100) for i in range(3)]
+    await bench.until(lambda: all(len(seen) > 3 for seen, _ in begun))
+    getattr(bench, worker).is_down = True
+    outcomes = await asyncio.gather(*(task for _, task in begun), return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [WorkerUnavailable] * 3
+    assert not bench.engine.is_ready()
+    with pytest.raises(WorkerUnavailable):
+        await bench.events("x")
+    getattr(bench, worker).is_down = False
+    await bench.until(bench.engine.is_ready)
+    # What the engine had open before is closed, and its own tokens are all delivered.
+    assert not bench.kv.sequences
+    assert bench.kv.num_free == bench.kv.num_blocks
+    assert (await bench.events("hello"))[-1] == Finished(FinishReason.LENGTH, 8)
+    assert bench.engine.stats().counters.num_reconnects == 1
+
+
+async def test_tokens_that_were_there_are_delivered_before_the_error(new_bench):
+    bench = new_bench(dies_at_step=5)
+    await bench.start()
+    seen, task = bench.begin("hello", max_tokens=100)
+    with pytest.raises(WorkerUnavailable):
+        await task
+    assert sum(len(e.token_ids) for e in seen if isinstance(e, Delta)) == 4
+
+
+async def test_waiting_requests_survive_a_lost_worker(new_bench):
+    bench = new_bench(delay=0.002, limits=Limits(max_running=1))
+    await bench.start()
+    running, task = bench.begin("hello", max_tokens=100)
+    waiting, other = bench.begin("later", request_id="w")
+    await bench.until(lambda: len(running) > 3)
+    bench.compute.is_down = True
+    with pytest.raises(WorkerUnavailable):
+        await task
+    assert bench.engine.stats().num_waiting == 1
+    bench.compute.is_down = False
+    await other
+    assert waiting[-1] == Finished(FinishReason.LENGTH, 8)
+
+
+async def test_waiting_requests_are_not_kept_for_ever(new_bench):
+    bench = new_bench(delay=0.002, limits=Limits(max_running=1))
+    bench.set(queue_timeout=0.05)
+    await bench.start()
+    running, task = bench.begin("hello", max_tokens=100)
+    _, other = bench.begin("later", request_id="w")
+    await bench.until(lambda: len(running) > 3)
+    bench.compute.is_down = True
+    outcomes = await asyncio.gather(task, other, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [WorkerUnavailable] * 2
+    assert bench.engine.stats().num_waiting == 0
+
+
+async def test_a_step_that_never_ends_counts_as_a_dead_worker(new_bench):
+    bench = new_bench(hangs=True)
+    bench.set(step_timeout=0.05)
+    await bench.start()
+    _, task = bench.begin("hello")
+    with pytest.raises(WorkerUnavailable, match="overdue"):
+        await task
+    bench.compute.hangs = False
+    await bench.until(bench.engine.is_ready)
+    assert len(await bench.events("hello")) > 2
+    await bench.until_empty()
+
+
+async def test_a_refused_step_ends_its_requests_and_not_the_engine(new_bench):
+    bench = new_bench(refuses_step=3)
+    await bench.start()
+    _, task = bench.begin("hello", max_tokens=100)
+    with pytest.raises(StepRefused):
+        await task
+    await bench.until(bench.engine.is_ready)
+    assert len(await bench.events("hello")) > 2
+    await bench.until_empty()
+
+
+async def test_a_bug_in_the_driver_ends_requests_with_an_error_and_not_the_engine(new_bench):
+    bench = new_bench()
+    await bench.start()
+    bench.compute.script = lambda known: 1 // 0
+    _, task = bench.begin("hello")
+    with pytest.raises(GatewayError) as caught:
+        await task
+    assert type(caught.value) is GatewayError
+    bench.compute.script = None
+    await bench.until(bench.engine.is_ready)
+    assert len(await bench.events("hello")) > 2
+
+
+async def test_a_kvstore_that_restarts_while_idle_costs_no_request(new_bench):
+    bench = new_bench()
+    await bench.start()
+    await bench.events("hello")
+    await bench.until_empty()
+    bench.kv.restart()
+    bench.compute.slots.clear()
+    assert (await bench.events("hello"))[-1] == Finished(FinishReason.LENGTH, 8)
+
+
+async def test_a_kvstore_that_restarts_under_load_ends_requests_with_a_retryable_error(new_bench):
+    bench = new_bench(delay=0.002)
+    await bench.start()
+    seen, task = bench.begin("hello", max_tokens=200)
+    await bench.until(lambda: len(seen) > 3)
+    bench.kv.restart()
+    with pytest.raises((WorkerUnavailable, GatewayError)):
+        await task
+    await bench.until(bench.engine.is_ready)
+    assert (await bench.events("hello"))[-1] == Finished(FinishReason.LENGTH, 8)
+
+
+@pytest.mark.parametrize("worker", ["kv", "compute"])
+async def test_readiness_falls_when_a_worker_goes_while_idle(new_bench, worker):
+    bench = new_bench()
+    await bench.start()
+    getattr(bench, worker).is_down = True
+    await bench.until(lambda: not bench.engine.is_ready())
+    getattr(bench, worker).is_down = False
+    await bench.until(bench.engine.is_ready)
+
+
+async def test_a_replaced_model_is_announced_and_queued_requests_for_the_old_one_end(new_bench):
+    bench = new_bench(delay=0.002, limits=Limits(max_running=1))
+    await bench.start()
+    running, task = bench.begin("hello", max_tokens=100)
+    _, other = bench.begin("later", request_id="w")
+    await bench.until(lambda: len(running) > 3)
+    bench.compute.is_down = True
+    await asyncio.gather(task, return_exceptions=True)
+    bench.compute.max_sequence_length = 32
+    bench.compute.is_down = False
+    with pytest.raises(WorkerUnavailable, match="replaced"):
+        await other
+    assert bench.engine.model.max_sequence_length == 32
+    assert len(await bench.events("hello")) > 2
+
+
+async def test_a_pool_held_by_others_delays_a_request_until_there_is_room(new_bench):
+    bench = new_bench(num_blocks=4)
+    await bench.start()
+    held = list(bench.kv._free)
+    bench.kv._free.clear()
+    seen, task = bench.begin("hello")
+    await bench.until(lambda: [u for u in bench.kv.updates if u.opens])
+    assert not seen
+    assert bench.engine.is_ready()
+    bench.kv._free.extend(held)
+    await task
+    assert seen[-1] == Finished(FinishReason.LENGTH, 8)
