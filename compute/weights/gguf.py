@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import gguf
-import numpy as np
 import torch
 
 from compute.config import ModelConfig
-from compute.errors import ModelNotFound, ModelUnsupported, WeightsInvalid
+from compute.errors import ModelNotFound, ModelUnsupported
+from compute.weights.gguf_file import GgufFile
 from compute.weights.names import from_gguf, is_derived
 
 _ARCHITECTURE = "llama"
@@ -22,7 +20,7 @@ class GgufSource:
 
     Raises:
         ModelNotFound: no such file.
-        ModelUnsupported: another architecture, or a quantization we cannot undo.
+        ModelUnsupported: another architecture, or a version or type we do not know.
         WeightsInvalid: the file is truncated or corrupt.
     """
 
@@ -31,13 +29,17 @@ class GgufSource:
             raise ModelNotFound(f"{path}: no such file")
         self._path = path
         self._num_heads = {"q": config.num_q_heads, "k": config.num_kv_heads}
-        reader = _open(path)
-        _check_architecture(reader, path)
-        self._tensors: dict[str, Any] = {}
-        for tensor in reader.tensors:
-            if not is_derived(tensor.name):
-                _check_type(tensor, path)
-                self._tensors[from_gguf(tensor.name) or tensor.name] = tensor
+        file = GgufFile(path)
+        architecture = file.metadata.get("general.architecture")
+        if architecture != _ARCHITECTURE:
+            raise ModelUnsupported(
+                f"{path.name}: GGUF architecture {architecture!r}: we run {_ARCHITECTURE!r}"
+            )
+        self._tensors = {
+            from_gguf(name) or name: tensor
+            for name, tensor in file.tensors.items()
+            if not is_derived(name)
+        }
 
     @property
     def files(self) -> list[Path]:
@@ -45,17 +47,10 @@ class GgufSource:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        # GGUF writes the fastest axis first.
-        return {
-            name: tuple(int(size) for size in reversed(tensor.shape))
-            for name, tensor in self._tensors.items()
-        }
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
 
     def read(self, name: str) -> torch.Tensor:
-        tensor = self._tensors[name]
-        # A copy: what is stored as fp32 would come as a view of the read-only file.
-        values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        loaded = torch.from_numpy(values.reshape(self.shapes[name]))
+        loaded = self._tensors[name].dequantized()
         part = name.removesuffix(".bias").rpartition(".")[2]
         if part in self._num_heads:
             loaded = _with_split_halves(loaded, self._num_heads[part])
@@ -70,30 +65,3 @@ def _with_split_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
     """
     pairs = rows.view(num_heads, -1, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
-
-
-def _open(path: Path) -> Any:
-    try:
-        return gguf.GGUFReader(path)
-    except Exception as error:  # the reader trips over bad bytes in many ways
-        raise WeightsInvalid(f"{path.name}: truncated or corrupt GGUF file: {error}") from None
-
-
-def _check_architecture(reader: Any, path: Path) -> None:
-    field = reader.get_field("general.architecture")
-    architecture = None if field is None else field.contents()
-    if architecture != _ARCHITECTURE:
-        raise ModelUnsupported(
-            f"{path.name}: GGUF architecture {architecture!r}: we run {_ARCHITECTURE!r}"
-        )
-
-
-def _check_type(tensor: Any, path: Path) -> None:
-    """Dequantize one row: a table of the types that can be would age."""
-    row = tensor.data.reshape(-1, tensor.data.shape[-1])[:1]
-    try:
-        gguf.dequantize(row, tensor.tensor_type)
-    except NotImplementedError:
-        raise ModelUnsupported(
-            f"{path.name}: tensor {tensor.name!r} of type {tensor.tensor_type.name}"
-        ) from None
