@@ -1,0 +1,67 @@
+"""Reading a Hugging Face configuration."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import LlamaConfig, MistralConfig
+
+from compute.config import ModelConfig
+from compute.errors import ModelUnsupported
+from compute.types import KvShape
+
+MINIMAL = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+
+
+def test_absent_fields_have_the_defaults_of_transformers():
+    ours = ModelConfig.from_dict(MINIMAL)
+    fields = {key: value for key, value in MINIMAL.items() if key != "model_type"}
+    oracle = LlamaConfig(**fields)
+    assert ours == ModelConfig.from_dict(oracle.to_dict())
+    assert ours.num_kv_heads == oracle.num_key_value_heads == 4
+    assert ours.head_size == oracle.head_dim == 16
+    assert ours.rms_norm_eps == oracle.rms_norm_eps
+    assert ours.tie_word_embeddings == oracle.tie_word_embeddings
+    assert ours.rope.theta == oracle.rope_parameters["rope_theta"]
+
+
+def test_kv_shape_is_that_of_one_token():
+    config = ModelConfig.from_dict({**MINIMAL, "num_key_value_heads": 2, "head_dim": 32})
+    assert config.kv_shape("bfloat16") == KvShape(2, 2, 32, "bfloat16")
+
+
+def test_mistral_runs_if_its_window_covers_every_sequence():
+    raw = MistralConfig(sliding_window=None).to_dict()
+    assert ModelConfig.from_dict(raw).num_kv_heads == 8
+    wide = {**raw, "sliding_window": raw["max_position_embeddings"]}
+    assert ModelConfig.from_dict(wide) == ModelConfig.from_dict(raw)
+    with pytest.raises(ModelUnsupported, match="sliding_window 4096"):
+        ModelConfig.from_dict({**raw, "sliding_window": 4096})
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "gpt2"}, "gpt2"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"vocab_size": 0}, "vocab_size"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
+        ({"head_dim": 15}, "head_dim 15"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_name(change, named):
+    with pytest.raises(ModelUnsupported, match=named):
+        ModelConfig.from_dict({**MINIMAL, **change})

@@ -1,0 +1,207 @@
+"""Drawing tokens: what limits keep, how draws are distributed, what they depend on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from compute.errors import InvalidStep, LogitsNotFinite
+from compute.sampler import check_options, kept_probabilities, sample, uniform
+from compute.types import SamplingOptions
+
+LIMITS = [
+    {},
+    {"temperature": 0.5},
+    {"top_k": 5},
+    {"top_p": 0.7},
+    {"min_p": 0.1},
+    {"temperature": 1.7, "top_k": 200, "top_p": 0.9, "min_p": 0.02},
+    {"top_k": 1},
+    {"top_p": 1e-9},
+    {"min_p": 1.0},
+    {"temperature": 2.0, "top_p": 0.999},
+]
+
+
+def _logits(vocab_size=1000, seed=0, spread=2.0):
+    return torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def _oracle_probs(logits, options):
+    """transformers' warpers in transformers' order."""
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(options.temperature))])
+    if options.top_k:
+        warpers.append(TopKLogitsWarper(options.top_k))
+    if options.top_p < 1:
+        warpers.append(TopPLogitsWarper(options.top_p))
+    if options.min_p:
+        warpers.append(MinPLogitsWarper(options.min_p))
+    return torch.softmax(warpers(None, logits[None].clone())[0], dim=0)
+
+
+def _normalized(probs):
+    return probs / probs.sum()
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("spread", [0.1, 2.0, 8.0])
+def test_limits_keep_what_the_oracle_keeps(limits, spread):
+    options = SamplingOptions(**{"temperature": 1.0, **limits})
+    logits = _logits(spread=spread)
+    got = _normalized(kept_probabilities(logits - logits.max(), options))
+    expected = _oracle_probs(logits, options)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)  # fp32 softmax
+    assert ((got > 0) == (expected > 0)).all()
+
+
+def test_top_p_keeps_the_lower_ids_among_equals():
+    probs = kept_probabilities(torch.zeros(10), SamplingOptions(temperature=1.0, top_p=0.35))
+    assert torch.nonzero(probs).flatten().tolist() == [0, 1, 2, 3]
+
+
+def test_greedy_takes_the_lowest_id_among_equals():
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 5.0, 5.0, 5.0]])
+    assert sample(logits, [SamplingOptions()] * 2, [1, 1]) == [(1, None), (0, None)]
+
+
+def test_draws_follow_the_distribution():
+    options = {"temperature": 1.3, "top_k": 12, "top_p": 0.95}
+    logits = _logits(vocab_size=40)
+    num_draws = 4000
+    rows = logits.expand(num_draws, -1)
+    choices = [SamplingOptions(seed=seed, **options) for seed in range(num_draws)]
+    counts = Counter(token for token, _ in sample(rows, choices, [9] * num_draws))
+    probs = _normalized(kept_probabilities(logits - logits.max(), choices[0])).tolist()
+    kept = [token for token, prob in enumerate(probs) if prob > 0]
+    assert counts.keys() <= set(kept)
+    chi_square = sum(
+        (counts[token] - num_draws * probs[token]) ** 2 / (num_draws * probs[token])
+        for token in kept
+    )
+    # Seeds are fixed, so this passes always or never. 1 in 1000 for a sound sampler, by
+    # Wilson and Hilferty's approximation.
+    freedom = len(kept) - 1
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+    assert freedom > 5
+    assert chi_square < limit
+
+
+def test_draws_are_uniform_over_positions_and_sequence_indices_too():
+    for draws in (
+        [uniform(SamplingOptions(seed=3), position) for position in range(2000)],
+        [uniform(SamplingOptions(seed=3, sequence_index=n), 5) for n in range(2000)],
+    ):
+        counts = Counter(int(draw * 20) for draw in draws)
+        chi_square = sum((counts[n] - 100) ** 2 / 100 for n in range(20))
+        assert chi_square < 43.8  # 1 in 1000 at 19 degrees of freedom
+        assert len(set(draws)) == 2000
+
+
+def test_a_draw_depends_on_seed_index_and_position_only():
+    logits = _logits()
+    options = SamplingOptions(temperature=1.0, seed=11, sequence_index=2)
+    [alone] = sample(logits[None], [options], [7])
+    others = [SamplingOptions(temperature=0.8, top_p=0.5, seed=n) for n in range(5)]
+    batch = torch.stack([*(_logits(seed=n) for n in range(5)), logits])
+    assert sample(batch, [*others, options], [3, 4, 5, 6, 7, 7])[-1] == alone
+    drawn = {
+        sample(logits[None], [changed], [position])[0][0]
+        for changed, position in [
+            (options, 8),
+            (SamplingOptions(temperature=1.0, seed=12, sequence_index=2), 7),
+            (SamplingOptions(temperature=1.0, seed=11, sequence_index=3), 7),
+        ]
+    }
+    assert drawn != {alone[0]}
+
+
+def test_a_mixed_batch_gives_each_row_what_it_gets_alone():
+    choices = [
+        SamplingOptions(return_logprob=True),
+        SamplingOptions(temperature=1.0, seed=5, top_k=3, return_logprob=True),
+        SamplingOptions(temperature=2.0, seed=6, min_p=0.3),
+        SamplingOptions(),
+    ]
+    batch = torch.stack([_logits(seed=n) for n in range(4)])
+    before = batch.clone()
+    together = sample(batch, choices, [1, 2, 3, 4])
+    for n in range(4):
+        assert sample(batch[n : n + 1], choices[n : n + 1], [n + 1]) == [together[n]]
+    assert torch.equal(batch, before)
+
+
+def test_log_probabilities_are_those_of_the_unmodified_softmax():
+    logits = _logits()
+    choices = [
+        SamplingOptions(return_logprob=True),
+        SamplingOptions(temperature=0.3, top_k=2, seed=1, return_logprob=True),
+        SamplingOptions(temperature=0.3, top_k=2, seed=1),
+    ]
+    result = sample(logits.expand(3, -1), choices, [4, 4, 4])
+    expected = torch.log_softmax(logits, dim=0)
+    for token, logprob in result[:2]:
+        assert logprob == pytest.approx(float(expected[token]), abs=1e-5)
+    assert result[2] == (result[1][0], None)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5])
+def test_a_tiny_temperature_is_greedy(temperature):
+    logits = _logits()
+    [(token, _)] = sample(logits[None], [SamplingOptions(temperature=temperature)], [0])
+    assert token == int(logits.argmax())
+
+
+def test_extreme_logits_are_drawn_without_overflow():
+    logits = torch.tensor([[1e38, -1e38, 9e37, -math.inf]])
+    options = SamplingOptions(temperature=0.01, top_p=0.9)
+    assert sample(logits, [options], [0]) == [(0, None)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(bad, temperature):
+    logits = torch.stack([_logits(), _logits()])
+    logits[1, 17] = bad
+    with pytest.raises(LogitsNotFinite):
+        sample(logits, [SamplingOptions(temperature=temperature)] * 2, [0, 0])
+
+
+def test_no_rows_give_no_tokens():
+    assert sample(torch.empty(0, 10), [], []) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("sequence_index", -1),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(field, value):
+    with pytest.raises(InvalidStep, match=field):
+        check_options("a", SamplingOptions(**{field: value}))
+
+
+def test_options_at_their_limits_are_valid():
+    check_options("a", SamplingOptions(0.0, 0, 1.0, 0.0, 0, 0))
+    check_options("a", SamplingOptions(100.0, 10**9, 1e-9, 1.0, 2**64 - 1, 7))
