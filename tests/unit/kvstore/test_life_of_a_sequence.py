@@ -59,11 +59,12 @@ def test_a_refused_open_leaves_the_cache_findable(managers, plan):
 
 
 def test_one_plans_allocation_does_not_evict_anothers_hits(managers, plan):
-    manager = managers(4)
-    manager.open_sequences([plan("a", 17)])
-    manager.commit_blocks([CommitPlan("a", 17)])
-    manager.close_sequences(["a"])
-    new, hit = manager.open_sequences([plan("new", 8, 100), plan("hit", 17)])
+    manager = managers(5)
+    for number in (0, 1):  # the prefix of 0 is the older one, first in line for eviction
+        manager.open_sequences([plan("a", 17, 100 * number)])
+        manager.commit_blocks([CommitPlan("a", 17)])
+        manager.close_sequences(["a"])
+    new, hit = manager.open_sequences([plan("new", 16, 500), plan("hit", 17)])
     assert (new.num_cached_tokens, hit.num_cached_tokens) == (0, 16)
     assert not set(new.block_ids) & set(hit.block_ids)
 

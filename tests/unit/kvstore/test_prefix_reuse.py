@@ -175,6 +175,24 @@ def test_evicting_a_prefix_leaves_nothing_cached_out_of_reach(managers, plan):
     assert cached(manager, plan("c", 25)) == 24
 
 
+def test_a_reused_block_is_not_taken_for_the_prefix_it_once_held(managers, plan):
+    manager = managers(8)
+    (a,) = manager.open_sequences([plan("a", 9)])
+    manager.open_sequences([plan("b", 17)])
+    manager.commit_blocks([CommitPlan("a", 9), CommitPlan("b", 9)])  # b continues below a's
+    manager.close_sequences(["a"])
+    (other,) = manager.open_sequences([plan("other", 40, 100)])
+    manager.commit_blocks([CommitPlan("other", 40)])
+    assert a.block_ids[0] in other.block_ids
+    manager.commit_blocks([CommitPlan("b", 17)])
+    manager.close_sequences(["b", "other"])
+    assert cached(manager, plan("d", 17)) == 16
+    position = 8 * other.block_ids.index(a.block_ids[0])
+    head = list(range(100, 108 + position))
+    mixed = OpenPlan("c", [*head, *range(8, 16), 0], plan("c", 1).namespace)
+    assert cached(manager, mixed) == len(head)
+
+
 def test_an_orphaned_sequence_leaves_no_cached_blocks(managers, plan):
     manager = managers(8)
     manager.open_sequences([plan("a", 9), plan("b", 24)])
