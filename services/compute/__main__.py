@@ -30,17 +30,16 @@ async def serve(settings: config.ComputeSettings, report: StartupReport) -> None
             servicer, grpc_server
         ),
     )
-    await server.start()
     provider = GrpcPoolProvider(settings.kvstore)
-    loading = asyncio.create_task(
-        asyncio.to_thread(worker.load, settings, provider, report.progress)
-    )
     stopping = asyncio.create_task(stopped.wait())
     try:
+        await server.start()
+        loading = asyncio.create_task(
+            asyncio.to_thread(worker.load, settings, provider, report.progress)
+        )
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
-            await server.stop(grace=0)
-            # A thread cannot be cancelled, and nothing is half done that others see.
+            # A thread cannot be cancelled; it has done nothing yet that others could see.
             os._exit(0)
         thread = StepThread(loading.result())
         servicer.serve(thread)
@@ -51,6 +50,7 @@ async def serve(settings: config.ComputeSettings, report: StartupReport) -> None
         await asyncio.to_thread(thread.close)
     finally:
         stopping.cancel()
+        await server.stop(grace=0)
         provider.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 
 from quire.gateway.v1 import gateway_pb2, gateway_pb2_grpc
@@ -53,18 +52,18 @@ async def serve(settings: config.GatewaySettings, report: StartupReport) -> None
             GenerationServicer(frontend), grpc_server
         ),
     )
-    await rest.start()
-    await server.start()
-    await engine.start()
-    health = asyncio.create_task(_follow_readiness(engine, server, report, settings))
-    await stopped.wait()
-    health.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await health
-    await server.set_serving(False)
-    # New requests are refused from here on; running ones get the time to end.
-    await engine.stop()
-    await asyncio.gather(rest.stop(grace=1.0), server.stop(grace=1.0))
+    try:
+        await rest.start()
+        await server.start()
+        await engine.start()
+        health = asyncio.create_task(_follow_readiness(engine, server, report, settings))
+        await stopped.wait()
+        health.cancel()
+        await server.set_serving(False)
+        # New requests are refused from here on; running ones get the time to end.
+        await engine.stop()
+    finally:
+        await asyncio.gather(rest.stop(grace=1.0), server.stop(grace=1.0))
 
 
 async def _follow_readiness(

@@ -30,8 +30,8 @@ async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None
         await server.set_serving(True)
         report.ready(listen=settings.listen)
         await stopped.wait()
-        await server.stop(grace=1.0)
     finally:
+        await server.stop(grace=1.0)
         manager.close()
 
 

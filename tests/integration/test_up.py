@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from conftest import start_quire
+
+from tests.integration.running import start_quire
 
 SHM = Path("/dev/shm")
 
@@ -52,32 +53,32 @@ def test_announces_its_addresses_and_a_command_to_try(quire):
 def test_ctrl_c_ends_all_processes_and_releases_the_pool(model_files, tmp_path):
     before = pools()
     running = start_quire(tmp_path / "log", "--kv-memory", "64MiB")
-    running.wait_ready()
+    running.wait_started()
     children = psutil.Process(running.process.pid).children()
     assert len(children) == 3
     assert len(pools() - before) == 1
     assert running.stop() == 0
     assert not [child for child in children if child.is_running()]
-    assert pools() == before
+    assert not pools() - before
 
 
 @pytest.mark.parametrize("service", ["kvstore", "compute", "gateway"])
 def test_a_service_that_dies_ends_all_with_its_name(model_files, tmp_path, service):
     before = pools()
     running = start_quire(tmp_path / "log", "--kv-memory", "64MiB")
-    running.wait_ready()
+    running.wait_started()
     children = psutil.Process(running.process.pid).children()
     running.child(service).send_signal(signal.SIGKILL)
     assert running.process.wait(30) == 1
     assert f"{service} exited" in running.log.read_text()
     assert not [child for child in children if child.is_running()]
     if service != "kvstore":  # whoever is killed cannot clean up; the next start does
-        assert pools() == before
+        assert not pools() - before
 
 
 def test_a_killed_supervisor_takes_its_services_along(model_files, tmp_path):
     running = start_quire(tmp_path / "log", "--kv-memory", "64MiB")
-    running.wait_ready()
+    running.wait_started()
     children = psutil.Process(running.process.pid).children()
     running.process.kill()
     running.process.wait()
@@ -115,7 +116,7 @@ def test_a_truncated_model_is_one_line(model_files, tmp_path):
 def test_no_room_in_shared_memory_is_one_line_and_leaves_nothing(model_files):
     before, processes = pools(), len(psutil.pids())
     assert_one_clear_line(run_up("--kv-memory", "900TiB"), "--kv-memory")
-    assert pools() == before
+    assert not pools() - before
     assert len(psutil.pids()) <= processes + 2  # others come and go on a busy machine
 
 
@@ -128,7 +129,7 @@ def test_readiness_ends_with_a_stopped_compute_and_returns_with_it(model_files, 
     """Fault A6: a health check must not stay green with a stopped engine behind it."""
     running = start_quire(tmp_path / "log", "--kv-memory", "64MiB", "--step-timeout", "3")
     try:
-        running.wait_ready()
+        running.wait_started()
         compute = running.child("compute")
         compute.suspend()
         body = {"model": model_files.model_id, "prompt": "Hello", "max_tokens": 4}
