@@ -33,7 +33,6 @@ from gateway.errors import WorkerUnavailable
 from gateway.tokenizer import Tokenizer
 from gateway.types import Delta, GenerationRequest
 from services.common import config, model_files
-from services.compute.worker import WorkerSettings
 from services.gateway.compute_clients import GrpcCompute
 from services.gateway.kvstore_clients import GrpcKvStore
 from services.local import LocalQuire
@@ -51,7 +50,7 @@ async def wait_ready(engine: Engine) -> None:
 
 
 @contextlib.asynccontextmanager
-async def one_process(settings: WorkerSettings) -> AsyncIterator[Engine]:
+async def one_process(settings: config.WorkerSettings) -> AsyncIterator[Engine]:
     local = LocalQuire(settings, kv_memory_bytes=config.memory_bytes(KV_MEMORY))
     await local.start()
     try:
@@ -62,7 +61,7 @@ async def one_process(settings: WorkerSettings) -> AsyncIterator[Engine]:
 
 
 @contextlib.asynccontextmanager
-async def three_processes(settings: WorkerSettings) -> AsyncIterator[Engine]:
+async def three_processes(settings: config.WorkerSettings) -> AsyncIterator[Engine]:
     """kvstore and compute as processes; the third is this one."""
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:
         kvstore, compute = f"unix:{folder}/kvstore.sock", f"unix:{folder}/compute.sock"
@@ -136,7 +135,7 @@ async def measure(engine: Engine, batch: int, num_tokens: int, round_number: int
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, object]:
-    settings = WorkerSettings(
+    settings = config.WorkerSettings(
         model=arguments.model, dtype=arguments.dtype, threads=arguments.threads
     )
     results = []

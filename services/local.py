@@ -12,7 +12,7 @@ from gateway.tokenizer import Tokenizer
 from kvstore import types as kv
 from kvstore.errors import KvStoreError
 from kvstore.manager import PageManager
-from services.common import model_files
+from services.common import config, model_files
 from services.common.model_files import Progress
 from services.compute import worker
 from services.gateway.compute_clients import LocalCompute
@@ -48,7 +48,7 @@ class LocalQuire:
 
     def __init__(
         self,
-        settings: worker.WorkerSettings,
+        settings: config.WorkerSettings,
         *,
         kv_memory_bytes: int,
         block_size: int = 16,

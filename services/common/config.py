@@ -169,7 +169,11 @@ class KvStoreSettings(PoolSettings, LogSettings):
     listen: str = Field("127.0.0.1:50051", description="address: HOST:PORT or unix:PATH")
 
 
-class ComputeSettings(ModelSettings, MathSettings, LogSettings):
+class WorkerSettings(ModelSettings, MathSettings):
+    """What a compute worker must know, in whichever process it runs."""
+
+
+class ComputeSettings(WorkerSettings, LogSettings):
     """Prefill and paged decode."""
 
     listen: str = Field("127.0.0.1:50052", description="address: HOST:PORT or unix:PATH")
@@ -183,7 +187,7 @@ class GatewaySettings(ModelSettings, ApiSettings, LogSettings):
     compute: str = Field("127.0.0.1:50052", description="address of compute")
 
 
-class UpSettings(ModelSettings, PoolSettings, MathSettings, ApiSettings, LogSettings):
+class UpSettings(WorkerSettings, PoolSettings, ApiSettings, LogSettings):
     """All three services under one supervisor."""
 
 

@@ -10,12 +10,8 @@ from compute.loading import load_model
 from compute.ports import PoolProvider
 from compute.runner import StepRunner
 from services.common import model_files
-from services.common.config import MathSettings, ModelSettings
+from services.common.config import WorkerSettings
 from services.common.model_files import Progress
-
-
-class WorkerSettings(ModelSettings, MathSettings):
-    """What a worker must know, wherever it runs."""
 
 
 def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -> StepRunner:

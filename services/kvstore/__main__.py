@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from kvstore.manager import PageManager
 from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
+from kvstore.manager import PageManager
 from services.common import binary, config
 from services.common.server import GrpcServer, stop_signal
 from services.common.startup import StartupReport
