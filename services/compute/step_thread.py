@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from compute.errors import DriverBusy
 from compute.ports import StepRunner
@@ -52,9 +52,8 @@ class StepThread:
         """Drop what is queued and wait for the step that is running. Safe to repeat."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def submit(self, step: Step) -> asyncio.Future[StepResult]:
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._executor, self._runner.run, step)
+    def submit(self, step: Step) -> Future[StepResult]:
+        return self._executor.submit(self._runner.run, step)
 
     def leave(self, session: StepSession) -> None:
         """The session is over. What the next one asks for runs after our reset."""
@@ -76,29 +75,33 @@ class StepSession:
 
     def __init__(self, thread: StepThread) -> None:
         self._thread = thread
-        self._pending: set[asyncio.Future[StepResult]] = set()
+        self._pending: dict[asyncio.Future[StepResult], Future[StepResult]] = {}
         self._is_open = True
 
     def submit(self, step: Step) -> asyncio.Future[StepResult]:
         """Queue a step. The future has the result, or the error that `run` raised."""
         if not self._is_open:
             raise RuntimeError("the session is closed")
-        future = self._thread.submit(step)
-        self._pending.add(future)
-        future.add_done_callback(self._finished)
-        return future
+        queued = self._thread.submit(step)
+        result = asyncio.wrap_future(queued)
+        self._pending[result] = queued
+        result.add_done_callback(self._finished)
+        return result
 
     def close(self) -> None:
         """Drop the queued steps; the running one ends in its own time. Safe to repeat."""
         if not self._is_open:
             return
         self._is_open = False
-        for future in tuple(self._pending):
-            future.cancel()
+        for result, queued in tuple(self._pending.items()):
+            # The queue's own entry first: the loop would pass our cancelling on too late
+            # to stop a step that is about to start.
+            queued.cancel()
+            result.cancel()
         self._thread.leave(self)
 
-    def _finished(self, future: asyncio.Future[StepResult]) -> None:
-        self._pending.discard(future)
-        if not future.cancelled():
+    def _finished(self, result: asyncio.Future[StepResult]) -> None:
+        self._pending.pop(result, None)
+        if not result.cancelled():
             # Marks it as seen: whoever was to read it may be gone.
-            future.exception()
+            result.exception()
