@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import grpc
 from quire.common.v1 import common_pb2
@@ -25,6 +26,9 @@ _CALL_SECONDS = 30.0
 # How long closing waits for the other side's goodbye, which makes the next `open_stream`
 # find the driver's seat empty.
 _GOODBYE_SECONDS = 2.0
+
+# Token and block ids of sequences in one message: at most 5 bytes each, 4 MiB in all.
+_MAX_STATE_NUMBERS = 400_000
 
 _CLOSED = "compute: the stream is closed"
 
@@ -78,12 +82,17 @@ class GrpcStepStream:
     def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
         self._call = call
         self._is_open = True
+        self._num_early: dict[int, int] = {}  # answers of a step before its last, by its id
 
     async def submit(self, step: ports.Step) -> None:
         if not self._is_open:
             raise WorkerUnavailable(_CLOSED)
+        parts = _parts(step)
+        if len(parts) > 1:
+            self._num_early[step.step_id] = len(parts) - 1
         try:
-            await self._call.write(_step_message(step))
+            for part in parts:
+                await self._call.write(_step_message(part))
         except grpc.RpcError as error:
             raise _unavailable(error) from None
         except asyncio.InvalidStateError:  # the other side has ended the call
@@ -91,8 +100,13 @@ class GrpcStepStream:
 
     async def result(self) -> ports.StepResult:
         response = await self._read()
-        if response.HasField("refusal"):
-            raise _refused(response.step_id, response.refusal.reason, response.refusal.message)
+        refusal = response.refusal if response.HasField("refusal") else None
+        for _ in range(self._num_early.pop(response.step_id, 0)):
+            response = await self._read()
+            if refusal is None and response.HasField("refusal"):
+                refusal = response.refusal
+        if refusal is not None:
+            raise _refused(response.step_id, refusal.reason, refusal.message)
         return ports.StepResult(
             step_id=response.step_id,
             tokens=[
@@ -221,6 +235,22 @@ def _unavailable(error: grpc.RpcError) -> WorkerUnavailable:
 
 def _refused(step_id: int, reason: str, message: str) -> StepRefused:
     return StepRefused(f"step {step_id}: {message}", compute_reason=reason)
+
+
+def _parts(step: ports.Step) -> list[ports.Step]:
+    """The step in messages that fit: states of sequences first, the last one computes."""
+    parts: list[ports.Step] = []
+    batch: list[ports.SequenceState] = []
+    size, closed = 0, step.closed
+    for state in step.sequences:
+        numbers = len(state.token_ids) + len(state.block_ids)
+        if batch and size + numbers > _MAX_STATE_NUMBERS:
+            parts.append(ports.Step(step.step_id, closed=closed, sequences=batch))
+            batch, size, closed = [], 0, ()
+        batch.append(state)
+        size += numbers
+    last = dataclasses.replace(step, closed=closed, sequences=batch)
+    return [*parts, last]
 
 
 def _step_message(step: ports.Step) -> pb.RunStepsRequest:

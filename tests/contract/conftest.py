@@ -123,7 +123,8 @@ class FakeRunner:
         if self.step_error is not None:
             raise self.step_error
         self.steps.append(step.step_id)
-        known = self.sequences | {s.sequence_id: list(s.token_ids) for s in step.sequences}
+        kept = {k: v for k, v in self.sequences.items() if k not in step.closed}
+        known = kept | {s.sequence_id: list(s.token_ids) for s in step.sequences}
         for chunk in step.chunks:
             if chunk.sequence_id not in known:
                 raise InvalidStep(f"unknown sequence {chunk.sequence_id!r}")

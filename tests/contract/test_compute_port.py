@@ -226,6 +226,42 @@ async def test_a_pool_that_cannot_be_attached_leaves_the_seat_free(compute, erro
     await stream.close()
 
 
+async def test_a_step_beyond_one_message_is_still_one_step(compute):
+    """Three sequences together exceed 4 MiB."""
+    stream = await compute.client.open_stream()
+    await stream.submit(first_step(1, 5, sequence_id="old"))
+    await stream.result()
+    big = [
+        SequenceState(name, [2**31 - 1] * 700_000, [1], SamplingOptions()) for name in ("b", "c")
+    ]
+    small = SequenceState("a", [5], [1], SamplingOptions())
+    chunks = [Chunk(name, 0, 1, sample=True) for name in ("c", "a", "b")]
+    await stream.submit(Step(2, closed=["old"], sequences=[*big, small], chunks=chunks))
+    await stream.submit(decode_step(3, 1))
+    result = await stream.result()
+    assert result.step_id == 2
+    assert [t.sequence_id for t in result.tokens] == ["c", "a", "b"]
+    assert result.tokens[1].token_id == next_token([5])
+    assert (await stream.result()).step_id == 3
+    assert set(compute.runner.sequences) == {"a", "b", "c"}
+    await stream.close()
+
+
+async def test_a_step_beyond_one_message_is_refused_once(compute):
+    stream = await compute.client.open_stream()
+    compute.runner.step_error = InvalidStep("no")
+    big = [
+        SequenceState(name, [2**31 - 1] * 700_000, [1], SamplingOptions()) for name in ("b", "c")
+    ]
+    await stream.submit(Step(1, sequences=big, chunks=[Chunk("b", 0, 1, sample=True)]))
+    with pytest.raises(StepRefused):
+        await stream.result()
+    compute.runner.step_error = None
+    await stream.submit(first_step(2, 5))
+    assert (await stream.result()).step_id == 2
+    await stream.close()
+
+
 GRPC_ONLY = pytest.mark.parametrize("compute", ["grpc"], indirect=True)
 
 
