@@ -75,11 +75,14 @@ class Scheduler:
     """
 
     def __init__(self, limits: Limits, eos_ids: Iterable[int], owner: str) -> None:
-        """`owner` makes sequence ids unique among all drivers that a kvstore has seen."""
+        """`owner` makes sequence ids unique among all drivers that a kvstore has seen.
+
+        They begin with the request id, which finds them in every service's log.
+        """
         self._limits = limits
         self._max_running = min(limits.max_running, limits.token_budget)
         self._eos_ids = frozenset(eos_ids)
-        self._new_ids = (f"{owner}-{number}" for number in itertools.count())
+        self._owner, self._numbers = owner, itertools.count()
         self._step_ids = itertools.count(1)
         self._block_size, self._fingerprint = 1, b""  # until `attach`
         self._waiting: OrderedDict[str, Sequence] = OrderedDict()  # by request id
@@ -225,7 +228,7 @@ class Scheduler:
             and self.num_running < self._max_running
         ):
             _, sequence = self._waiting.popitem(last=False)
-            sequence.id = next(self._new_ids)
+            sequence.id = f"{sequence.request.request_id}.{self._owner}.{next(self._numbers)}"
             self._opening[sequence.id] = sequence
             backlog += len(sequence.token_ids)
             namespace = Namespace(self._fingerprint, tenant=sequence.request.tenant)

@@ -186,6 +186,9 @@ class PageManager:
 
     # --- insight ------------------------------------------------------------
 
+    def is_open(self, sequence_id: str) -> bool:
+        return self._attached is not None and self._attached.tables.is_open(sequence_id)
+
     def list_sequences(
         self, page_size: int = 0, page_token: str = ""
     ) -> tuple[list[SequenceInfo], str]:

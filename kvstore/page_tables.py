@@ -114,6 +114,9 @@ class PageTables:
         following = next(rest, None)
         return infos, None if following is None else following.serial
 
+    def is_open(self, sequence_id: str) -> bool:
+        return sequence_id in self._sequences
+
     def stats(self) -> PoolStats:
         """The counters at this instant."""
         frames = self._blocks.frames

@@ -23,6 +23,9 @@ SERVER_OPTIONS = (
     # Clients ping to notice a stopped peer; the default would close on them.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A driver whose host has vanished must not keep its seat for hours.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
 )
 
 CHANNEL_OPTIONS = (
@@ -32,6 +35,8 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # What newer versions heed instead of keepalive_timeout_ms; its default is a minute.
+    ("grpc.http2.ping_timeout_ms", 10_000),
     # The default waits up to two minutes between attempts to reconnect.
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
+import structlog
 from quire.compute.v1 import compute_pb2 as pb
 from quire.compute.v1 import compute_pb2_grpc
 
@@ -24,6 +25,8 @@ _MAX_QUEUED_STEPS = 16
 ACCEPTED = ("quire-stream", "accepted")
 
 _Answers = asyncio.Queue[tuple[int, asyncio.Future[StepResult]] | None]
+
+_log = structlog.get_logger()
 
 
 class ComputeServicer(compute_pb2_grpc.ComputeServiceServicer):
@@ -71,6 +74,13 @@ async def _read(
     """Queue every step as it arrives; None at the end of the stream."""
     try:
         async for request in requests:
+            for state in request.sequences:
+                _log.info(
+                    "sequence received",
+                    sequence_id=state.sequence_id,
+                    num_tokens=len(state.token_ids),
+                    step_id=request.step_id,
+                )
             await answers.put((request.step_id, session.submit(codec.step(request))))
     except Exception:
         await answers.put(None)

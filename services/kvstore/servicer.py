@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import grpc
+import structlog
 from quire.kvstore.v1 import kvstore_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2_grpc
 
 from kvstore.manager import PageManager
 from services.kvstore import codec
+
+_log = structlog.get_logger()
 
 
 class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
@@ -60,7 +63,20 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
     async def UpdateSequences(
         self, request: pb.UpdateSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.UpdateSequencesResponse:
-        return codec.update_result(self._kv.update(codec.update(request)))
+        closed = [sequence_id for sequence_id in request.closes if self._kv.is_open(sequence_id)]
+        result = self._kv.update(codec.update(request))
+        for opened in result.opened:
+            _log.info(
+                "sequence opened",
+                sequence_id=opened.sequence_id,
+                num_blocks=len(opened.block_ids),
+                num_cached_tokens=opened.num_cached_tokens,
+            )
+        for refusal in result.refused:
+            _log.info("refused", sequence_id=refusal.sequence_id, reason=refusal.reason)
+        for sequence_id in closed:
+            _log.info("sequence closed", sequence_id=sequence_id)
+        return codec.update_result(result)
 
     async def ListSequences(
         self, request: pb.ListSequencesRequest, context: grpc.aio.ServicerContext
