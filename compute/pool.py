@@ -39,8 +39,9 @@ class AttachedPool:
         """
         _check_layout(handle, shape)
         self.handle = handle
-        self._map = _map(handle)
-        self._tensor: torch.Tensor | None = _as_tensor(self._map, handle)
+        # The tensor alone keeps the mapping: torch gives its buffer back at once, so that
+        # closing the mapping by hand would succeed with views of it alive.
+        self._tensor: torch.Tensor | None = _as_tensor(_map(handle), handle)
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -49,14 +50,8 @@ class AttachedPool:
         return self._tensor
 
     def close(self) -> None:
-        """Let go of the memory. Views that others still hold keep the mapping, not the pool."""
+        """Let go of the memory, which is unmapped once no view of it is left."""
         self._tensor = None
-        try:
-            self._map.close()
-        except BufferError:
-            # A view is alive. The mapping ends with the last one; only waiting could end
-            # it sooner.
-            return
 
 
 def _check_layout(handle: PoolHandle, shape: KvShape) -> None:
