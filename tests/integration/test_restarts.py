@@ -1,0 +1,171 @@
+"""Services started one by one over TCP: either side restarts alone, and the pages stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.integration.running import free_port
+
+START_SECONDS = 120
+# Many tokens: a prompt of several full blocks.
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 12
+
+
+class Cell:
+    """kvstore, compute and gateway as processes that are started and killed one by one."""
+
+    def __init__(self, folder: Path, model: str) -> None:
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen] = {}
+        kvstore, compute, grpc, self.http = (f"127.0.0.1:{free_port()}" for _ in range(4))
+        self.model = model
+        peers = ["--kvstore", kvstore]
+        self._flags = {
+            "kvstore": ["--listen", kvstore, "--kv-memory", "96MiB"],
+            "compute": ["--listen", compute, *peers],
+            "gateway": ["--http", self.http, "--grpc", grpc, "--compute", compute, *peers],
+        }
+
+    def start(self, service: str) -> None:
+        command = [sys.executable, "-m", "services.cli", f"serve-{service}"]
+        with (self._folder / f"{service}.log").open("a") as log:
+            self._processes[service] = subprocess.Popen(
+                [*command, *self._flags[service]], stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self, service: str) -> None:
+        self._processes[service].kill()
+        self._processes[service].wait()
+
+    def process(self, service: str) -> psutil.Process:
+        return psutil.Process(self._processes[service].pid)
+
+    def wait_ready(self, expected: int = 200) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                if httpx.get(f"http://{self.http}/health/ready").status_code == expected:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.1)
+        raise AssertionError(f"/health/ready was not {expected} in time\n{self.logs()}")
+
+    def complete(self, prompt: str = PROMPT, max_tokens: int = 8) -> httpx.Response:
+        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        return httpx.post(f"http://{self.http}/v1/completions", json=body, timeout=60)
+
+    def logs(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self._folder.glob("*.log")))
+
+    def stop(self) -> None:
+        for service in ("gateway", "compute", "kvstore"):
+            process = self._processes.get(service)
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+
+
+@pytest.fixture
+def cell(model_files, tmp_path) -> Iterator[Cell]:
+    before = set(os.listdir("/dev/shm"))
+    cell = Cell(tmp_path, model_files.model_id)
+    for service in ("kvstore", "compute", "gateway"):
+        cell.start(service)
+        if service == "kvstore":
+            time.sleep(2)  # compute asks for its pool only after loading; this is for order
+    try:
+        cell.wait_ready()
+        yield cell
+    finally:
+        cell.stop()
+    left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("quire-")}
+    assert not left
+
+
+def cached_tokens(answer: httpx.Response) -> int:
+    return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def text(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"][0]["text"]
+
+
+def assert_ends_well(answer: httpx.Response) -> None:
+    """A result, or an error that says: try again."""
+    assert answer.status_code in (200, 503), answer.text
+    if answer.status_code == 503:
+        assert "retry-after" in answer.headers
+        assert answer.json()["error"]["code"] == "unavailable"
+
+
+def test_a_new_compute_finds_the_pages_of_the_killed_one(cell):
+    """The point of a page manager in its own process: computed pages outlive compute."""
+    first = cell.complete()
+    assert cached_tokens(first) == 0
+    cell.kill("compute")
+    cell.wait_ready(503)
+    assert_ends_well(cell.complete())
+    cell.start("compute")
+    cell.wait_ready()
+    again = cell.complete()
+    assert text(again) == text(first)
+    assert cached_tokens(again) > 0
+
+
+def test_a_killed_kvstore_is_replaced_under_the_running_others(cell):
+    """Fault P2: restarting the cache server must not need a restart of the engine."""
+    first = cell.complete()
+    assert cached_tokens(cell.complete()) > 0
+    cell.kill("kvstore")
+    assert_ends_well(cell.complete())
+    cell.start("kvstore")
+    cell.wait_ready()
+    deadline = time.monotonic() + 30
+    answer = cell.complete()
+    while answer.status_code == 503 and time.monotonic() < deadline:
+        time.sleep(0.2)
+        answer = cell.complete()
+    assert text(answer) == text(first)
+    assert cached_tokens(answer) == 0, "the pages went with the kvstore"
+    assert cached_tokens(cell.complete()) > 0
+
+
+def test_killing_compute_again_and_again_leaves_no_trace(cell):
+    """Fault P1: a dead engine's mappings must not keep memory alive."""
+    cell.complete()
+    kvstore, gateway = cell.process("kvstore"), cell.process("gateway")
+    pools = [name for name in os.listdir("/dev/shm") if name.startswith("quire-")]
+    resident = kvstore.memory_info().rss
+    for _ in range(5):
+        cell.kill("compute")
+        cell.wait_ready(503)
+        cell.start("compute")
+        cell.wait_ready()
+        assert_ends_well(cell.complete())
+    assert text(cell.complete())
+    assert kvstore.is_running()
+    assert gateway.is_running()
+    assert [name for name in os.listdir("/dev/shm") if name.startswith("quire-")] == pools
+    assert kvstore.memory_info().rss < resident + 16 * 2**20
+
+
+def test_a_killed_gateway_leaves_blocks_that_the_next_one_can_use(cell):
+    first = cell.complete()
+    cell.kill("gateway")
+    cell.start("gateway")
+    cell.wait_ready()
+    again = cell.complete()
+    assert text(again) == text(first)
+    assert cached_tokens(again) > 0
