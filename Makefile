@@ -58,8 +58,8 @@ imports: setup ## Check who imports whom
 
 bench: model ## Run the benchmarks of docs/benchmarks.md; results go to bench/out
 	@mkdir -p bench/out
-	$(VENV)/python bench/engine.py --json bench/out/engine.json
-	$(VENV)/python bench/hops.py --json bench/out/hops.json
+	$(VENV)/python -m bench.engine --json bench/out/engine.json
+	$(VENV)/python -m bench.hops --json bench/out/hops.json
 
 clean: ## Remove what set-up made, but not the downloaded model
 	rm -rf .venv gen build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/out

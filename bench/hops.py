@@ -5,7 +5,7 @@ In one, its kvstore and compute are objects in this process; in the other they a
 processes of their own behind gRPC on Unix sockets. Rounds alternate between the two, so
 that a machine that changes its speed changes both; the figure to quote is the ratio.
 
-    python bench/hops.py --batch 1 8 32 --rounds 5 --json out.json
+    python -m bench.hops --batch 1 8 32 --rounds 5 --json out.json
 """
 
 from __future__ import annotations

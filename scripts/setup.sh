@@ -34,11 +34,14 @@ if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
     fi
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     echo "setup: installing the pinned dependencies into .venv (some minutes the first time)"
+    # On a terminal pip shows what it does; elsewhere only what goes wrong.
+    quiet=--quiet
+    [ -t 1 ] && quiet=
     # torch first and by its exact version: a range would bring a much larger build.
-    .venv/bin/pip install --quiet --disable-pip-version-check torch==2.13.0 setuptools \
+    .venv/bin/pip install $quiet --disable-pip-version-check torch==2.13.0 setuptools \
         --constraint constraints.txt
     mkdir -p gen
-    .venv/bin/pip install --quiet --disable-pip-version-check --no-build-isolation \
+    .venv/bin/pip install $quiet --disable-pip-version-check --no-build-isolation \
         --constraint constraints.txt --editable '.[dev]'
     echo "$wanted" >"$stamp"
     rm -f gen/.stamp
