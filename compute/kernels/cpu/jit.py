@@ -20,12 +20,15 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-_I32 = ir.IntType(32)
+_I32, _F32 = ir.IntType(32), ir.FloatType()
 
 # Contraction into fused multiply-adds, and sums in any order so that they vectorise.
 # Not nnan or ninf: models do produce infinities, and they must come out as such.
+LOWEST = np.float32(-3.4e38)  # below every score, and still a number
+FUSE = ("contract",)
 FAST = {"contract", "reassoc", "nsz"}
 
 
@@ -71,9 +74,25 @@ def _pointer_type(element: Any) -> Any:
 
 
 f32_at = intrinsic(_pointer_type(types.float32))
-bf16_at = intrinsic(_pointer_type(types.uint16))  # numba has no bfloat16: its bits
 i32_at = intrinsic(_pointer_type(types.int32))
 i64_at = intrinsic(_pointer_type(types.int64))
+
+
+@intrinsic(prefer_literal=True)
+def elements(_context: Any, _address: Any, _index: Any, bf16: Any) -> Any:
+    """elements(address, index, bf16): a pointer to the element `index` of a tensor.
+
+    `bf16` is a constant; else the tensor is fp32.
+    """
+    # numba has no bfloat16; `load` and `store` take these 16 bits for one.
+    element = types.uint16 if bf16.literal_value else types.float32
+    signature = types.CPointer(element)(types.int64, types.int64, bf16)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        base = builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+        return builder.gep(base, [args[1]])
+
+    return signature, codegen
 
 
 @intrinsic
@@ -160,33 +179,59 @@ def _rounded_to_bf16(builder: Any, value: Any) -> Any:
     return builder.trunc(builder.lshr(chosen, _I32(16)), ir.IntType(16))
 
 
-_LOG2_E = np.float32(math.log2(math.e))
+_SMALLEST = -87.0  # exp of it is still a normal number
 # ln 2 in two parts: the first has few enough bits that n * _LN2_HIGH is exact.
-_LN2_HIGH = np.float32(0.693359375)
-_LN2_LOW = np.float32(math.log(2) - 0.693359375)
-_SMALLEST = np.float32(-87.0)  # exp of it is still a normal number
-_C7, _C6, _C5, _C4, _C3, _C2 = (np.float32(1 / math.factorial(n)) for n in (7, 6, 5, 4, 3, 2))
-_ONE, _HALF = np.float32(1), np.float32(0.5)
+_LN2_HIGH = 0.693359375
+_LN2_LOW = math.log(2) - _LN2_HIGH
+_TAYLOR = [1 / math.factorial(n) for n in range(7, -1, -1)]
 
 
-# No reassociation here: it would add the two parts of ln 2 up again.
-@numba.njit(fastmath={"contract"}, error_model="numpy", cache=True)
-def exp_below_one(x):  # type: ignore[no-untyped-def]
-    """exp(x) for x <= 0, in fp32; 0 below -87; within 2 units in the last place.
+def emit_exp(builder: Any, x: Any) -> Any:
+    """LLVM code for exp(x), x <= 0: fp32 or a vector of it.
 
-    Free of branches and calls so that loops over it vectorise, which libm's does not.
     exp(x) = 2^n exp(r) with |r| <= ln(2) / 2, where the Taylor series to r^7 is off by
-    less than 6e-9.
+    less than 6e-9. The error is within 2 units in the last place; below -87 the result
+    is 0, and that of NaN is NaN. Unlike libm's, it has no calls and no branches, so loops
+    over it vectorise. No reassociation here: it would add the parts of ln 2 up again.
     """
-    clamped = max(x, _SMALLEST)
-    n = np.floor(clamped * _LOG2_E + _HALF)
-    r = clamped - n * _LN2_HIGH
-    r = r - n * _LN2_LOW
-    p = _C7 * r + _C6
-    p = p * r + _C5
-    p = p * r + _C4
-    p = p * r + _C3
-    p = p * r + _C2
-    p = p * r * r + r + _ONE
-    power = bits_to_f32((np.int32(n) + np.int32(127)) << np.int32(23))
-    return p * power if x >= _SMALLEST else np.float32(0)
+    lanes = getattr(x.type, "count", None)
+    integer = _I32 if lanes is None else ir.VectorType(_I32, lanes)
+
+    def constant(kind: Any, value: float) -> Any:
+        if kind in (_I32, _F32):
+            return kind(value)
+        return ir.Constant(kind, [kind.element(value)] * kind.count)
+
+    def real(value: float) -> Any:
+        return constant(x.type, float(np.float32(value)))
+
+    def fused(a: Any, b: Any, c: Any) -> Any:
+        return builder.fadd(builder.fmul(a, b, flags=FUSE), c, flags=FUSE)
+
+    smallest = real(_SMALLEST)
+    is_small = builder.fcmp_ordered("<", x, smallest)
+    clamped = builder.select(is_small, smallest, x)
+    number = builder.select(builder.fcmp_ordered(">", x, smallest), x, smallest)
+    suffix = "f32" if lanes is None else f"v{lanes}f32"
+    floor = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(x.type, [x.type]), f"llvm.floor.{suffix}"
+    )
+    n = builder.call(floor, [fused(number, real(1 / math.log(2)), real(0.5))])
+    r = fused(n, real(-_LN2_HIGH), clamped)
+    r = fused(n, real(-_LN2_LOW), r)
+    series = real(_TAYLOR[0])
+    for coefficient in _TAYLOR[1:]:
+        series = fused(series, r, real(coefficient))
+    exponent = builder.add(builder.fptosi(n, integer), constant(integer, 127))
+    power = builder.bitcast(builder.shl(exponent, constant(integer, 23)), x.type)
+    return builder.select(is_small, real(0), builder.fmul(series, power))
+
+
+@intrinsic
+def exp_below_one(_context: Any, _x: Any) -> Any:
+    """exp_below_one(x): exp(x) for x <= 0; see emit_exp."""
+
+    def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return emit_exp(builder, args[0])
+
+    return types.float32(types.float32), codegen

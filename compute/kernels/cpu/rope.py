@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from compute.kernels.cpu.jit import bf16_at, f32_at, i64_at, kernel, load, store, thread_number
+from compute.kernels.cpu.jit import elements, f32_at, i64_at, kernel, load, store, thread_number
 
 
 @functools.cache
-def rope_write_kv_kernel(head_size: int, block_size: int, bf16: bool) -> Any:
+def rope_write_kv_kernel(head_size: int, bf16: bool) -> Any:
     """The whole of Kernels.rope_write_kv.
 
     Arguments: team (2); qkv, its row stride; cos, stride; sin, stride; slot_mapping;
-    kv, strides of its first four axes; T; Hq; Hkv.
+    kv, strides of its first four axes; B; T; Hq; Hkv.
     """
     half = head_size // 2
 
@@ -22,7 +22,8 @@ def rope_write_kv_kernel(head_size: int, block_size: int, bf16: bool) -> Any:
         num_threads = arguments[1]
         block_stride, v_offset = arguments[10], arguments[11]
         token_stride, head_stride = arguments[12], arguments[13]
-        num_tokens, num_q_heads, num_kv_heads = arguments[14], arguments[15], arguments[16]
+        block_size, num_tokens = arguments[14], arguments[15]
+        num_q_heads, num_kv_heads = arguments[16], arguments[17]
         slot_mapping = i64_at(arguments[8])
         for t in range(me * num_tokens // num_threads, (me + 1) * num_tokens // num_threads):
             cos = f32_at(arguments[4] + t * arguments[5] * 4)
@@ -32,29 +33,20 @@ def rope_write_kv_kernel(head_size: int, block_size: int, bf16: bool) -> Any:
             first = block_id * block_stride + (slot - block_id * block_size) * token_stride
             for h in range(num_q_heads + num_kv_heads):
                 at = t * arguments[3] + h * head_size
-                target = at
-                if h >= num_q_heads:
-                    target = first + (h - num_q_heads) * head_stride
-                base = arguments[2] if h < num_q_heads else arguments[9]
-                if bf16:
-                    x = bf16_at(arguments[2] + at * 2)
-                    out = bf16_at(base + target * 2)
+                x = elements(arguments[2], at, bf16)
+                if h < num_q_heads:
+                    out = x
                 else:
-                    x = f32_at(arguments[2] + at * 4)
-                    out = f32_at(base + target * 4)
+                    k_at = first + (h - num_q_heads) * head_stride
+                    out = elements(arguments[9], k_at, bf16)
                 for d in range(half):
                     low, high = load(x, d), load(x, d + half)
                     store(out, d, low * cos[d] - high * sin[d])
                     store(out, d + half, high * cos[d + half] + low * sin[d + half])
             for h in range(num_kv_heads):
                 at = t * arguments[3] + (num_q_heads + num_kv_heads + h) * head_size
-                target = first + v_offset + h * head_stride
-                if bf16:
-                    value = bf16_at(arguments[2] + at * 2)
-                    slot_v = bf16_at(arguments[9] + target * 2)
-                else:
-                    value = f32_at(arguments[2] + at * 4)
-                    slot_v = f32_at(arguments[9] + target * 4)
+                value = elements(arguments[2], at, bf16)
+                slot_v = elements(arguments[9], first + v_offset + h * head_stride, bf16)
                 for d in range(head_size):
                     slot_v[d] = value[d]
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from compute.kernels.cpu.jit import (
-    bf16_at,
     bits_to_f64,
+    elements,
     exp_below_one,
-    f32_at,
     kernel,
     load,
     store,
@@ -35,16 +34,10 @@ def rms_norm_kernel(size: int, bf16: bool, add: bool) -> Any:
         num_rows = arguments[9]
         eps = np.float32(bits_to_f64(arguments[10]))
         for t in range(me * num_rows // num_threads, (me + 1) * num_rows // num_threads):
-            if bf16:
-                x = bf16_at(arguments[2] + t * x_stride * 2)
-                residual = bf16_at(arguments[4] + t * residual_stride * 2)
-                weight = bf16_at(arguments[6])
-                out = bf16_at(arguments[7] + t * out_stride * 2)
-            else:
-                x = f32_at(arguments[2] + t * x_stride * 4)
-                residual = f32_at(arguments[4] + t * residual_stride * 4)
-                weight = f32_at(arguments[6])
-                out = f32_at(arguments[7] + t * out_stride * 4)
+            x = elements(arguments[2], t * x_stride, bf16)
+            residual = elements(arguments[4], t * residual_stride, bf16)
+            weight = elements(arguments[6], 0, bf16)
+            out = elements(arguments[7], t * out_stride, bf16)
             total = np.float32(0)
             if add:
                 for e in range(size):
@@ -78,14 +71,9 @@ def silu_mul_kernel(bf16: bool) -> Any:
         # Columns are shared out, not rows: even one row keeps all threads busy.
         first, last = me * size // num_threads, (me + 1) * size // num_threads
         for t in range(arguments[6]):
-            if bf16:
-                gate = bf16_at(arguments[2] + t * arguments[3] * 2)
-                up = bf16_at(arguments[2] + (t * arguments[3] + size) * 2)
-                out = bf16_at(arguments[4] + t * arguments[5] * 2)
-            else:
-                gate = f32_at(arguments[2] + t * arguments[3] * 4)
-                up = f32_at(arguments[2] + (t * arguments[3] + size) * 4)
-                out = f32_at(arguments[4] + t * arguments[5] * 4)
+            gate = elements(arguments[2], t * arguments[3], bf16)
+            up = elements(arguments[2], t * arguments[3] + size, bf16)
+            out = elements(arguments[4], t * arguments[5], bf16)
             for i in range(first, last):
                 x = load(gate, i)
                 # exp of a number below 0 cannot overflow, whatever the sign of x.

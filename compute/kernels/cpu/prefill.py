@@ -1,0 +1,123 @@
+"""A chunk of queries of one sequence against its paged keys and values, causally.
+
+A thread takes one KV head and a tile of queries at a time, and walks over the sequence in
+tiles of TILE tokens, straight from the blocks: scores, online softmax, weighted values.
+Tiles of tokens start at multiples of TILE whatever the chunk, so that the result of a
+query does not depend on how the prompt was cut into chunks.
+
+Sources: Dao et al. 2022, arXiv:2205.14135 (attention in tiles); Kwon et al. 2023,
+arXiv:2309.06180 (KV in pages).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from compute.kernels.cpu.jit import (
+    LOWEST,
+    bits_to_f64,
+    elements,
+    f32_at,
+    f32_plus,
+    helper,
+    i32_at,
+    kernel,
+    load,
+    thread_number,
+)
+from compute.kernels.cpu.softmax import absorb, finish
+from compute.kernels.cpu.vectors import add_values, scores
+
+TILE = 128  # tokens; a multiple of every block size
+_ROWS = 96  # rows of a tile of queries, one per query and head: they fit the second cache
+
+
+def queries_per_tile(group: int) -> int:
+    return max(1, _ROWS // group)
+
+
+def scratch_floats(group: int, head_size: int) -> int:
+    """Room per thread: queries, accumulators, scores, and (maximum, sum) of each row."""
+    return queries_per_tile(group) * group * (2 * head_size + TILE + 2)
+
+
+@helper
+def absorb_rows(acc, best, p, num_rows, group, visible, count, size):  # type: ignore[no-untyped-def]
+    """Absorb a tile of `count` tokens in each row; its first query sees `visible` of them.
+
+    Weights of tokens in a query's future are 0.
+    """
+    for row in range(num_rows):
+        seen = max(0, min(visible + row // group, count))
+        weights = f32_plus(p, row * TILE)
+        if seen > 0:
+            absorb(f32_plus(acc, row * size), f32_plus(best, 2 * row), weights, seen, size)
+        for b in range(seen, count):
+            weights[b] = np.float32(0)
+
+
+@functools.cache
+def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
+    """The whole of Kernels.paged_prefill.
+
+    Arguments: team (2); q, its row stride; out, stride; kv, strides of its first four
+    axes, B; block_table; T; Hkv; seq_len; scale (double); scratch, its floats per thread.
+    """
+    most_queries = queries_per_tile(group)
+    most_rows = most_queries * group
+
+    def paged_prefill(arguments):  # type: ignore[no-untyped-def]
+        kv, block_stride, v_offset = arguments[6], arguments[7], arguments[8]
+        token_stride, head_stride, block_size = arguments[9], arguments[10], arguments[11]
+        table = i32_at(arguments[12])
+        num_queries, num_kv_heads, seq_len = arguments[13], arguments[14], arguments[15]
+        scale = np.float32(bits_to_f64(arguments[16]))
+        me = thread_number(arguments)
+        q = f32_at(arguments[17] + me * arguments[18] * 4)
+        acc = f32_plus(q, most_rows * head_size)
+        p = f32_plus(acc, most_rows * head_size)
+        best = f32_plus(p, most_rows * TILE)
+        num_tiles = (num_queries + most_queries - 1) // most_queries
+        for item in range(me, num_tiles * num_kv_heads, arguments[1]):
+            h = item % num_kv_heads
+            first = item // num_kv_heads * most_queries
+            queries = min(most_queries, num_queries - first)
+            rows = queries * group
+            for t in range(queries):
+                at = (first + t) * arguments[3] + h * group * head_size
+                row = elements(arguments[2], at, bf16)
+                for i in range(group * head_size):
+                    q[t * group * head_size + i] = load(row, i) * scale
+            for i in range(rows * head_size):
+                acc[i] = np.float32(0)
+            for row in range(rows):
+                best[2 * row], best[2 * row + 1] = LOWEST, np.float32(0)
+            position = seq_len - num_queries + first
+            for start in range(0, position + queries, TILE):
+                count = min(TILE, position + queries - start)
+                for phase in range(2):
+                    if phase == 1:
+                        absorb_rows(
+                            acc, best, p, rows, group, position + 1 - start, count, head_size
+                        )
+                    for b in range(0, count, block_size):
+                        block_id = np.int64(table[(start + b) // block_size])
+                        at = block_id * block_stride + h * head_stride + phase * v_offset
+                        tokens = min(block_size, count - b)
+                        weights = f32_plus(p, b)
+                        block = elements(kv, at, bf16)
+                        if phase == 0:
+                            scores(q, rows, block, token_stride, tokens, weights, TILE, head_size)
+                        else:
+                            add_values(
+                                acc, rows, block, token_stride, tokens, weights, TILE, head_size
+                            )
+            for row in range(rows):
+                t, g = first + row // group, h * group + row % group
+                out = elements(arguments[4], t * arguments[5] + g * head_size, bf16)
+                finish(out, f32_plus(acc, row * head_size), best[2 * row + 1], head_size)
+
+    return kernel(paged_prefill)
