@@ -1,8 +1,8 @@
 """Drives the REST interface of a running Quire and reports what its clients see.
 
-    python bench/serve.py --rate 2 --num-requests 200
-    python bench/serve.py --concurrency 8 --input 128 --output 64 --cv 0
-    python bench/serve.py --trace mooncake_conversation.jsonl.gz --json -
+    python -m bench.serve --rate 2 --num-requests 200
+    python -m bench.serve --concurrency 8 --input 128 --output 64 --cv 0
+    python -m bench.serve --trace mooncake_conversation.jsonl.gz --json -
 
 TTFT: from sending a request to the first text. ITL: between two chunks of text, which
 hold one token each unless the server or the network joined some. TPOT: (end - first
