@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -39,22 +40,20 @@ class Team:
     """
 
     def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.thread_number = 0  # first argument of a kernel that runs on all threads
+        self._fork: Callable[..., None] | None = None
         library = _openmp_library()
-        self._fork = None if library is None else library.GOMP_parallel
-        self._thread_number = 0
-        self.num_threads = 1 if library is None else num_threads
         if library is None:
+            self.num_threads = 1
             _log.warning("no GNU OpenMP runtime beside torch: kernels run on one thread")
-        else:
-            self._fork.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
-            self._fork.restype = None
-            address = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
-            self._thread_number = address or 0
-
-    @property
-    def thread_number(self) -> int:
-        """The first argument of a kernel that runs on all threads."""
-        return self._thread_number
+            return
+        fork = library.GOMP_parallel
+        fork.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
+        fork.restype = None
+        self._fork = fork
+        address = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p).value
+        self.thread_number = address or 0
 
     def run_alone(self, address: int, arguments: bytes) -> None:
         """Run the kernel at `address` on the calling thread."""

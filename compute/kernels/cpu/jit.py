@@ -62,7 +62,7 @@ def helper(function: Callable[..., Any]) -> Any:
 
 
 def _pointer_type(element: Any) -> Any:
-    def implementation(_context: Any, address: Any) -> Any:
+    def implementation(_context: Any, _address: Any) -> Any:
         signature = types.CPointer(element)(types.int64)
 
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -106,7 +106,7 @@ def f32_plus(_context: Any, pointer: Any, _count: Any) -> Any:
 
 
 @intrinsic
-def _call(_context: Any, address: Any) -> Any:
+def _call(_context: Any, _address: Any) -> Any:
     """Call the C function int(void) at an address."""
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -117,7 +117,7 @@ def _call(_context: Any, address: Any) -> Any:
 
 
 @intrinsic
-def bits_to_f32(_context: Any, bits: Any) -> Any:
+def bits_to_f32(_context: Any, _bits: Any) -> Any:
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -125,7 +125,7 @@ def bits_to_f32(_context: Any, bits: Any) -> Any:
 
 
 @intrinsic
-def bits_to_f64(_context: Any, bits: Any) -> Any:
+def bits_to_f64(_context: Any, _bits: Any) -> Any:
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.DoubleType())
 

@@ -28,8 +28,9 @@ class CpuKernels:
     Owns scratch memory that grows to the largest call; one thread at a time.
     """
 
-    def __init__(self) -> None:
-        self._team = threads.team()
+    def __init__(self, team: threads.Team | None = None) -> None:
+        """Runs on the process's team unless another is given."""
+        self._team = team or threads.team()
         self._partials = torch.empty(0)
         self._tiles = torch.empty(self._team.num_threads, 0)
 

@@ -31,7 +31,7 @@ _ZERO = ir.Constant(_VECTOR, [0.0] * _WIDTH)
 
 @intrinsic(prefer_literal=True)
 def scores(  # type: ignore[no-untyped-def]
-    _context, q, num_rows, k, stride, count, p, width, head_size
+    _context, q, _num_rows, k, _stride, _count, p, _width, head_size
 ):
     """scores(q, num_rows, k, stride, count, p, width, head_size): p = q k^T.
 
@@ -80,7 +80,7 @@ def scores(  # type: ignore[no-untyped-def]
 
 @intrinsic(prefer_literal=True)
 def add_values(  # type: ignore[no-untyped-def]
-    _context, acc, num_rows, v, stride, count, p, width, head_size
+    _context, acc, _num_rows, v, _stride, _count, p, _width, head_size
 ):
     """add_values(acc, num_rows, v, stride, count, p, width, head_size): acc += p v.
 
