@@ -1,11 +1,13 @@
-"""Tiny random Llama models, with transformers as the oracle."""
+"""Tiny random Llama models and checkpoints, with transformers as the oracle."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from compute.config import ModelConfig
@@ -14,6 +16,7 @@ from compute.kernels.reference import ReferenceKernels
 from compute.model import LlamaDecoder
 from compute.runner import StepRunner
 from compute.weights import Weights, open_source
+from compute.weights.names import expected_shapes, from_hugging_face
 
 TINY = {
     "vocab_size": 97,
@@ -47,6 +50,14 @@ class TinyModel:
             return self.oracle(torch.tensor([token_ids])).logits[0].float()
 
 
+def _fill_biases(model) -> None:
+    """transformers starts them at zero, which would hide a bias that is not added."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.normal_(std=0.3)
+
+
 @pytest.fixture
 def make_model(tmp_path):
     """make_model(dtype, kernels, **overrides of TINY) -> TinyModel."""
@@ -55,10 +66,7 @@ def make_model(tmp_path):
         torch.manual_seed(7)
         config = LlamaConfig(**{**TINY, **overrides})
         oracle = LlamaForCausalLM(config)
-        with torch.no_grad():
-            for name, parameter in oracle.named_parameters():
-                if name.endswith(".bias"):
-                    parameter.normal_(std=0.3)  # transformers starts them at zero
+        _fill_biases(oracle)
         oracle = oracle.to(dtype).eval()
         oracle.save_pretrained(tmp_path / "tiny")
         ours = ModelConfig.from_dict(config.to_dict())
@@ -81,3 +89,62 @@ def make_pool():
     yield make
     for pool in pools:
         pool.close()
+
+
+# Rows of 64, since quantized types come in blocks of 32.
+CHECKPOINT = {
+    "vocab_size": 50,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+
+@dataclass
+class Checkpoint:
+    """A saved random model: its safetensors, and what they hold by our names."""
+
+    directory: Path
+    config: ModelConfig
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "model.safetensors"
+
+    def change(self, change) -> None:
+        """Rewrite the single file after `change` was applied to its tensors."""
+        stored = load_file(self.file)
+        change(stored)
+        save_file(stored, self.file)
+
+    def taken(self, path=None, dtype=torch.float32) -> dict[str, torch.Tensor]:
+        """All that we read from `path`, by default the directory."""
+        source = open_source(path or self.directory, self.config)
+        weights = Weights(source, self.config, dtype)
+        return {name: weights.take(name) for name in expected_shapes(self.config)}
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path):
+    """make_checkpoint(**changes of the configuration) -> Checkpoint."""
+
+    def make(shard_size="5GB", **changes) -> Checkpoint:
+        torch.manual_seed(3)
+        model = LlamaForCausalLM(LlamaConfig(**{**CHECKPOINT, **changes}))
+        _fill_biases(model)
+        model.save_pretrained(tmp_path / "checkpoint", max_shard_size=shard_size)
+        config = ModelConfig.from_dict(model.config.to_dict())
+        named = {from_hugging_face(name): value for name, value in model.state_dict().items()}
+        tensors = {name: named[name].clone() for name in expected_shapes(config)}
+        return Checkpoint(tmp_path / "checkpoint", config, tensors)
+
+    return make
+
+
+@pytest.fixture
+def checkpoint(make_checkpoint) -> Checkpoint:
+    return make_checkpoint()

@@ -1,0 +1,166 @@
+"""GGUF: read as the checkpoint it was made from, or refused with tensor or file named."""
+
+from __future__ import annotations
+
+import struct
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from compute.errors import ModelNotFound, ModelUnsupported, WeightsInvalid
+from compute.weights import open_source
+
+GGUF_NAMES = {
+    "embedding": "token_embd",
+    "norm": "output_norm",
+    "head": "output",
+    "attention_norm": "attn_norm",
+    "q": "attn_q",
+    "k": "attn_k",
+    "v": "attn_v",
+    "o": "attn_output",
+    "mlp_norm": "ffn_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+HEADS = {"q": 4, "k": 2}
+
+
+def _gguf_name(name):
+    base = name.removesuffix(".bias")
+    kind = "bias" if name.endswith(".bias") else "weight"
+    if base.startswith("layers."):
+        _, layer, part = base.split(".")
+        return f"blk.{layer}.{GGUF_NAMES[part]}.{kind}", part
+    return f"{GGUF_NAMES[base]}.{kind}", base
+
+
+def _interleaved(rows, num_heads):
+    """The order of llama.cpp: row i + D/2 of a head directly follows row i."""
+    per_head = rows.reshape(num_heads, -1, *rows.shape[1:])
+    half = per_head.shape[1] // 2
+    out = np.empty_like(per_head)
+    out[:, 0::2], out[:, 1::2] = per_head[:, :half], per_head[:, half:]
+    return out.reshape(rows.shape)
+
+
+def _write_gguf(path, tensors, kind, architecture="llama"):
+    """Our tensors as a GGUF file; vectors stay fp32, as llama.cpp leaves them."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(64)
+    writer.add_token_list([f"token {n}" for n in range(50)])  # arrays are stepped over
+    writer.add_token_types([1] * 50)
+    for name, tensor in tensors.items():
+        stored_name, part = _gguf_name(name)
+        values = tensor.numpy().astype(np.float32)
+        if part in HEADS:
+            values = _interleaved(values, HEADS[part])
+        if values.ndim == 1:
+            writer.add_tensor(stored_name, values)
+        elif kind == gguf.GGMLQuantizationType.F16:
+            writer.add_tensor(stored_name, values.astype(np.float16))
+        else:
+            writer.add_tensor(stored_name, gguf.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.fixture
+def gguf_file(tmp_path, checkpoint):
+    kind = gguf.GGMLQuantizationType.F32
+    return _write_gguf(tmp_path / "tiny.gguf", checkpoint.tensors, kind)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"attention_bias": True}])
+def test_gguf_in_fp32_gives_the_tensors_of_the_checkpoint(tmp_path, make_checkpoint, changes):
+    checkpoint = make_checkpoint(**changes)
+    expected = checkpoint.tensors
+    path = _write_gguf(tmp_path / "tiny.gguf", expected, gguf.GGMLQuantizationType.F32)
+    got = checkpoint.taken(path)
+    for name, tensor in expected.items():
+        assert torch.equal(got[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    # Half a step of the type, as a share of the largest value, and its scale's rounding.
+    [("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 1 / 220), ("Q5_0", 1 / 15), ("Q4_1", 1 / 14)],
+)
+def test_quantized_gguf_gives_the_tensors_to_the_types_precision(tmp_path, checkpoint, kind, error):
+    expected = checkpoint.tensors
+    path = tmp_path / "tiny.gguf"
+    got = checkpoint.taken(_write_gguf(path, expected, gguf.GGMLQuantizationType[kind]))
+    assert not torch.equal(got["embedding"], expected["embedding"])
+    for name, tensor in expected.items():
+        assert (got[name] - tensor).abs().max() <= error * tensor.abs().max(), name
+
+
+@pytest.mark.parametrize("keep", [0, 3, 20, 200, 0.5, 0.999])
+def test_a_truncated_gguf_file_is_named(gguf_file, checkpoint, keep):
+    whole = gguf_file.read_bytes()
+    gguf_file.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
+    with pytest.raises(WeightsInvalid, match=r"tiny\.gguf: truncated or corrupt"):
+        open_source(gguf_file, checkpoint.config)
+
+
+def test_a_gguf_file_with_garbage_in_its_header_is_refused_or_read_right(gguf_file, checkpoint):
+    expected = checkpoint.taken(gguf_file)
+    whole = gguf_file.read_bytes()
+    num_refused = 0
+    for at in range(8, 2400, 13):
+        gguf_file.write_bytes(whole[:at] + b"\xff" * 8 + whole[at + 8 :])
+        try:
+            got = checkpoint.taken(gguf_file)
+        except (WeightsInvalid, ModelUnsupported):
+            num_refused += 1
+        else:  # it hit what the weights do not need: a token, the context length
+            assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+    assert num_refused > 20
+
+
+@pytest.mark.parametrize(
+    ("patch", "error", "named"),
+    [
+        ((0, b"GGML"), WeightsInvalid, "does not start with GGUF"),
+        ((4, struct.pack("<I", 1)), ModelUnsupported, "version 1"),
+        ((8, struct.pack("<Q", 2**40)), WeightsInvalid, "truncated or corrupt"),
+    ],
+)
+def test_a_gguf_header_we_cannot_read_is_refused(gguf_file, checkpoint, patch, error, named):
+    at, new = patch
+    whole = gguf_file.read_bytes()
+    gguf_file.write_bytes(whole[:at] + new + whole[at + len(new) :])
+    with pytest.raises(error, match=named):
+        open_source(gguf_file, checkpoint.config)
+
+
+def test_another_gguf_architecture_is_unsupported(tmp_path, checkpoint):
+    path = tmp_path / "other.gguf"
+    _write_gguf(path, checkpoint.tensors, gguf.GGMLQuantizationType.F32, architecture="qwen2")
+    with pytest.raises(ModelUnsupported, match="qwen2"):
+        open_source(path, checkpoint.config)
+
+
+def test_a_gguf_tensor_missing_extra_or_misshaped_is_named(tmp_path, checkpoint):
+    path = tmp_path / "tiny.gguf"
+    tensors = checkpoint.tensors
+    cases = {
+        r"missing: layers\.0\.q": {k: v for k, v in tensors.items() if k != "layers.0.q"},
+        r"of no use: layers\.0\.q\.bias": {**tensors, "layers.0.q.bias": torch.zeros(64)},
+        r"'layers\.0\.v' has shape \[16, 64\]": {**tensors, "layers.0.v": torch.zeros(16, 64)},
+    }
+    for message, changed in cases.items():
+        _write_gguf(path, changed, gguf.GGMLQuantizationType.F32)
+        with pytest.raises(WeightsInvalid, match=message):
+            checkpoint.taken(path)
+
+
+def test_no_gguf_file_is_no_model(tmp_path, checkpoint):
+    with pytest.raises(ModelNotFound, match=r"none\.gguf"):
+        open_source(tmp_path / "none.gguf", checkpoint.config)
