@@ -23,9 +23,6 @@ from pathlib import Path
 
 import torch
 
-COMPUTE_ENVIRONMENT = {"GOMP_SPINCOUNT": "100000"}
-OTHER_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-
 _KERNEL = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 _log = logging.getLogger(__name__)

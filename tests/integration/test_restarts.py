@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,10 @@ from tests.integration.running import free_port
 START_SECONDS = 120
 # Many tokens: a prompt of several full blocks.
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 12
+
+
+def pools() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("quire-*")}
 
 
 class Cell:
@@ -78,7 +81,7 @@ class Cell:
 
 @pytest.fixture
 def cell(model_files, tmp_path) -> Iterator[Cell]:
-    before = set(os.listdir("/dev/shm"))
+    before = pools()
     cell = Cell(tmp_path, model_files.model_id)
     for service in ("kvstore", "compute", "gateway"):
         cell.start(service)
@@ -89,8 +92,7 @@ def cell(model_files, tmp_path) -> Iterator[Cell]:
         yield cell
     finally:
         cell.stop()
-    left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("quire-")}
-    assert not left
+    assert not pools() - before
 
 
 def cached_tokens(answer: httpx.Response) -> int:
@@ -146,7 +148,7 @@ def test_killing_compute_again_and_again_leaves_no_trace(cell):
     """Fault P1: a dead engine's mappings must not keep memory alive."""
     cell.complete()
     kvstore, gateway = cell.process("kvstore"), cell.process("gateway")
-    pools = [name for name in os.listdir("/dev/shm") if name.startswith("quire-")]
+    present = pools()
     resident = kvstore.memory_info().rss
     for _ in range(5):
         cell.kill("compute")
@@ -157,7 +159,7 @@ def test_killing_compute_again_and_again_leaves_no_trace(cell):
     assert text(cell.complete())
     assert kvstore.is_running()
     assert gateway.is_running()
-    assert [name for name in os.listdir("/dev/shm") if name.startswith("quire-")] == pools
+    assert pools() == present
     assert kvstore.memory_info().rss < resident + 16 * 2**20
 
 
