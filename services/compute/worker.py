@@ -17,8 +17,7 @@ from services.common.model_files import Progress
 def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -> StepRunner:
     """Load the model, compile the kernels and attach the pool.
 
-    Blocks for seconds. Raises StartupError and what
-    load_model and StepRunner raise.
+    Blocks for seconds. Raises StartupError and what load_model and StepRunner raise.
     """
     threads.configure(settings.threads or len(os.sched_getaffinity(0)))
     found = model_files.find(settings.model, settings.cache_dir, progress)
@@ -30,6 +29,10 @@ def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -
         kernels,
         lambda done, total: progress("load weights", done, total),
     )
+    # Otherwise the first request would wait for the compiler.
+    progress("compile kernels", 0, 1)
+    kernels.warm_up(loaded.decoder.config, loaded.decoder.dtype)
+    progress("compile kernels", 1, 1)
     return StepRunner(
         loaded.decoder,
         kernels,
