@@ -62,19 +62,21 @@ class LlamaDecoder:
         """
         self.config = config
         self._kernels = kernels
-        self._embedding = weights.take("embedding")
+        embedding = weights.take("embedding")
         self._layers = [_Layer(config, weights, n) for n in range(config.num_layers)]
         self._norm = weights.take("norm")
         tied = config.tie_word_embeddings
-        self._head = Linear(self._embedding if tied else weights.take("head"), None)
+        # A tied embedding is looked up in the head's weights: the table is kept once.
+        self._head = Linear(embedding if tied else weights.take("head"), None)
+        self._embedding = None if tied else embedding
         self._cos, self._sin = rope_tables(config.rope, config.max_sequence_length)
         self._scale = config.head_size**-0.5
-        self._scratch = _Scratch(config, self._embedding.dtype, num_rows=1)
+        self._scratch = _Scratch(config, self.dtype, num_rows=1)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and KV."""
-        return self._embedding.dtype
+        return self._norm.dtype
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv_layers: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -86,7 +88,7 @@ class LlamaDecoder:
         num_rows = batch.token_ids.shape[0]
         buffers = self._buffers(num_rows)
         residual, normed = buffers.residual, buffers.normed
-        torch.index_select(self._embedding, 0, batch.token_ids, out=residual)
+        self._embed(batch.token_ids, residual)
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         eps, kernels = self.config.rms_norm_eps, self._kernels
         kernels.rms_norm(residual, self._layers[0].attention_norm, eps, normed)
@@ -99,6 +101,12 @@ class LlamaDecoder:
             kernels.silu_mul(layer.gate_up(normed), buffers.inner)
             update = layer.down(buffers.inner)
         return self._logits(update, residual, batch.sample_rows)
+
+    def _embed(self, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+        if self._embedding is None:
+            out.copy_(self._head.weight_rows(token_ids))
+        else:
+            torch.index_select(self._embedding, 0, token_ids, out=out)
 
     def _attend(
         self,

@@ -161,22 +161,40 @@ def store(_context: Any, pointer: Any, _index: Any, _value: Any) -> Any:
     def codegen(_target: Any, builder: Any, signature: Any, args: Any) -> Any:
         element = args[2]
         if signature.args[0].dtype != types.float32:
-            element = _rounded_to_bf16(builder, element)
+            element = emit_rounding(builder, element)
         builder.store(element, builder.gep(args[0], [args[1]]))
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
     return types.void(pointer, types.int64, types.float32), codegen
 
 
-def _rounded_to_bf16(builder: Any, value: Any) -> Any:
-    bits = builder.bitcast(value, _I32)
-    odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
-    rounded = builder.add(builder.add(bits, _I32(0x7FFF)), odd)
+def emit_rounding(builder: Any, value: Any) -> Any:
+    """LLVM code for the bits of the nearest bf16, ties to even: of an fp32 or a vector of it."""
+    wide, narrow = _integers(value.type, _I32), _integers(value.type, ir.IntType(16))
+
+    def number(n: int) -> Any:
+        return _constant(wide, n)
+
+    bits = builder.bitcast(value, wide)
+    odd = builder.and_(builder.lshr(bits, number(16)), number(1))
+    rounded = builder.add(builder.add(bits, number(0x7FFF)), odd)
     # Rounding could carry a NaN's payload into its sign, or drop it: keep it a quiet NaN.
-    is_nan = builder.icmp_unsigned(">", builder.and_(bits, _I32(0x7FFFFFFF)), _I32(0x7F800000))
-    quiet = builder.or_(bits, _I32(0x400000))
-    chosen = builder.select(is_nan, quiet, rounded)
-    return builder.trunc(builder.lshr(chosen, _I32(16)), ir.IntType(16))
+    magnitude = builder.and_(bits, number(0x7FFFFFFF))
+    is_nan = builder.icmp_unsigned(">", magnitude, number(0x7F800000))
+    chosen = builder.select(is_nan, builder.or_(bits, number(0x400000)), rounded)
+    return builder.trunc(builder.lshr(chosen, number(16)), narrow)
+
+
+def _integers(kind: Any, integer: Any) -> Any:
+    """The type of as many integers as `kind` has floats."""
+    return ir.VectorType(integer, kind.count) if isinstance(kind, ir.VectorType) else integer
+
+
+def _constant(kind: Any, value: float) -> Any:
+    """A number, or a vector of it."""
+    if isinstance(kind, ir.VectorType):
+        return ir.Constant(kind, [kind.element(value)] * kind.count)
+    return kind(value)
 
 
 _SMALLEST = -87.0  # exp of it is still a normal number
@@ -194,16 +212,10 @@ def emit_exp(builder: Any, x: Any) -> Any:
     is 0, and that of NaN is NaN. Unlike libm's, it has no calls and no branches, so loops
     over it vectorise. No reassociation here: it would add the parts of ln 2 up again.
     """
-    lanes = getattr(x.type, "count", None)
-    integer = _I32 if lanes is None else ir.VectorType(_I32, lanes)
-
-    def constant(kind: Any, value: float) -> Any:
-        if kind in (_I32, _F32):
-            return kind(value)
-        return ir.Constant(kind, [kind.element(value)] * kind.count)
+    integer = _integers(x.type, _I32)
 
     def real(value: float) -> Any:
-        return constant(x.type, float(np.float32(value)))
+        return _constant(x.type, float(np.float32(value)))
 
     def fused(a: Any, b: Any, c: Any) -> Any:
         return builder.fadd(builder.fmul(a, b, flags=FUSE), c, flags=FUSE)
@@ -212,7 +224,7 @@ def emit_exp(builder: Any, x: Any) -> Any:
     is_small = builder.fcmp_ordered("<", x, smallest)
     clamped = builder.select(is_small, smallest, x)
     number = builder.select(builder.fcmp_ordered(">", x, smallest), x, smallest)
-    suffix = "f32" if lanes is None else f"v{lanes}f32"
+    suffix = f"v{x.type.count}f32" if isinstance(x.type, ir.VectorType) else "f32"
     floor = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(x.type, [x.type]), f"llvm.floor.{suffix}"
     )
@@ -222,8 +234,8 @@ def emit_exp(builder: Any, x: Any) -> Any:
     series = real(_TAYLOR[0])
     for coefficient in _TAYLOR[1:]:
         series = fused(series, r, real(coefficient))
-    exponent = builder.add(builder.fptosi(n, integer), constant(integer, 127))
-    power = builder.bitcast(builder.shl(exponent, constant(integer, 23)), x.type)
+    exponent = builder.add(builder.fptosi(n, integer), _constant(integer, 127))
+    power = builder.bitcast(builder.shl(exponent, _constant(integer, 23)), x.type)
     return builder.select(is_small, real(0), builder.fmul(series, power))
 
 

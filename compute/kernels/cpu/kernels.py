@@ -9,7 +9,7 @@ import torch
 
 from compute import threads
 from compute.config import ModelConfig
-from compute.kernels.cpu import decode, prefill, rope, rows
+from compute.kernels.cpu import decode, prefill, product, rope, rows
 from compute.kernels.cpu.checks import (
     check_attention,
     check_kv,
@@ -41,6 +41,7 @@ class CpuKernels:
         for add in (False, True):
             rows.rms_norm_kernel(config.hidden_size, bf16, add)
         rows.silu_mul_kernel(bf16)
+        product.product_kernel(bf16)
         rope.rope_write_kv_kernel(config.head_size, bf16)
         decode.paged_decode_kernel(config.head_size, group, bf16)
         decode.merge_kernel(config.head_size, bf16)

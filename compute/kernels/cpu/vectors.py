@@ -17,16 +17,16 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from compute.kernels.cpu.jit import FUSE, LOWEST, emit_exp
+from compute.kernels.cpu.jit import FUSE, LOWEST, emit_exp, emit_rounding
 
-_WIDTH = 8  # floats per vector; LLVM splits it where the registers are shorter
+WIDTH = 8  # floats per vector; LLVM splits it where the registers are shorter
 _TOKENS = 4  # tokens per pass of `scores`
 _SCORE_ROWS, _VALUE_ROWS = 2, 3  # most rows per pass
 _COLUMNS = {1: 8, 2: 4, 3: 3}  # vectors per pass of `add_values`, by its rows
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _F32 = ir.FloatType()
-_VECTOR = ir.VectorType(_F32, _WIDTH)
-_ZERO = ir.Constant(_VECTOR, [0.0] * _WIDTH)
+_VECTOR = ir.VectorType(_F32, WIDTH)
+_ZERO = ir.Constant(_VECTOR, [0.0] * WIDTH)
 
 
 @intrinsic(prefer_literal=True)
@@ -57,20 +57,20 @@ def scores(  # type: ignore[no-untyped-def]
                     token = builder.select(builder.icmp_signed("<", token, last), token, last)
                     keys.append(builder.gep(k, [builder.mul(token, stride)]))
                 sums = [[_ZERO] * _TOKENS for _ in range(rows)]
-                for d in range(0, size, _WIDTH):
-                    vectors = [_load(builder, key, _I64(d)) for key in keys]
+                for d in range(0, size, WIDTH):
+                    vectors = [load_vector(builder, key, _I64(d)) for key in keys]
                     for r in range(rows):
                         row = builder.add(first_row, _I64(r))
                         at = builder.add(builder.mul(row, _I64(size)), _I64(d))
-                        x = _load(builder, q, at)
+                        x = load_vector(builder, q, at)
                         sums[r] = [
-                            _add_product(builder, x, y, s)
+                            add_product(builder, x, y, s)
                             for y, s in zip(vectors, sums[r], strict=True)
                         ]
                 for r in range(rows):
                     row = builder.add(first_row, _I64(r))
                     at = builder.add(builder.mul(row, width), first)
-                    _store(builder, _totals(builder, sums[r]), p, at)
+                    store_vector(builder, _totals(builder, sums[r]), p, at)
 
         _for_passes(builder, num_rows, _SCORE_ROWS, one_pass)
         return cgutils.get_null_value(ir.IntType(8).as_pointer())
@@ -94,30 +94,33 @@ def add_values(  # type: ignore[no-untyped-def]
 
         def one_pass(first_row: Any, rows: int) -> None:
             row_numbers = [builder.add(first_row, _I64(r)) for r in range(rows)]
-            step = _COLUMNS[rows] * _WIDTH
+            step = _COLUMNS[rows] * WIDTH
             for first in range(0, size, step):
-                columns = range(first, min(first + step, size), _WIDTH)
+                columns = range(first, min(first + step, size), WIDTH)
                 places = [
                     [builder.add(builder.mul(row, _I64(size)), _I64(d)) for d in columns]
                     for row in row_numbers
                 ]
                 # LLVM turns these slots into registers.
                 sums = [
-                    [cgutils.alloca_once_value(builder, _load(builder, acc, at)) for at in row]
+                    [
+                        cgutils.alloca_once_value(builder, load_vector(builder, acc, at))
+                        for at in row
+                    ]
                     for row in places
                 ]
                 with cgutils.for_range(builder, count, intp=_I64) as token:
                     value = builder.gep(v, [builder.mul(token.index, stride)])
-                    vectors = [_load(builder, value, _I64(d)) for d in columns]
+                    vectors = [load_vector(builder, value, _I64(d)) for d in columns]
                     for row, slots in zip(row_numbers, sums, strict=True):
                         at = builder.add(builder.mul(row, width), token.index)
-                        weight = _splat(builder, builder.load(builder.gep(p, [at])))
+                        weight = splat(builder, builder.load(builder.gep(p, [at])))
                         for x, slot in zip(vectors, slots, strict=True):
-                            total = _add_product(builder, weight, x, builder.load(slot))
+                            total = add_product(builder, weight, x, builder.load(slot))
                             builder.store(total, slot)
                 for row_places, slots in zip(places, sums, strict=True):
                     for at, slot in zip(row_places, slots, strict=True):
-                        _store(builder, builder.load(slot), acc, at)
+                        store_vector(builder, builder.load(slot), acc, at)
 
         _for_passes(builder, num_rows, _VALUE_ROWS, one_pass)
         return cgutils.get_null_value(ir.IntType(8).as_pointer())
@@ -131,10 +134,10 @@ def highest(_context: Any, p: Any, _count: Any) -> Any:
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
         p, count = args
-        low = ir.Constant(_VECTOR, [float(LOWEST)] * _WIDTH)
+        low = ir.Constant(_VECTOR, [float(LOWEST)] * WIDTH)
         slot = cgutils.alloca_once_value(builder, low)
         with _for_vectors(builder, count) as (at, is_inside):
-            x = builder.select(is_inside, _load(builder, p, at), low)
+            x = builder.select(is_inside, load_vector(builder, p, at), low)
             builder.store(_larger(builder, x, builder.load(slot)), slot)
         return _across(builder, builder.load(slot), _larger)
 
@@ -148,12 +151,12 @@ def weigh(_context: Any, p: Any, _count: Any, _top: Any) -> Any:
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
         p, count, top = args
-        top = _splat(builder, top)
+        top = splat(builder, top)
         slot = cgutils.alloca_once_value(builder, _ZERO)
         with _for_vectors(builder, count) as (at, is_inside):
-            x = builder.fsub(_load(builder, p, at), top)
+            x = builder.fsub(load_vector(builder, p, at), top)
             weight = builder.select(is_inside, emit_exp(builder, x), _ZERO)
-            _store(builder, weight, p, at)
+            store_vector(builder, weight, p, at)
             builder.store(builder.fadd(weight, builder.load(slot)), slot)
         return _across(builder, builder.load(slot), lambda b, x, y: b.fadd(x, y))
 
@@ -163,18 +166,18 @@ def weigh(_context: Any, p: Any, _count: Any, _top: Any) -> Any:
 @contextlib.contextmanager
 def _for_vectors(builder: Any, count: Any) -> Iterator[tuple[Any, Any]]:
     """Loop over eight elements at a time: the first one's index, and which are below count."""
-    whole = builder.sdiv(builder.add(count, _I64(_WIDTH - 1)), _I64(_WIDTH))
+    whole = builder.sdiv(builder.add(count, _I64(WIDTH - 1)), _I64(WIDTH))
     with cgutils.for_range(builder, whole, intp=_I64) as loop:
-        at = builder.mul(loop.index, _I64(_WIDTH))
+        at = builder.mul(loop.index, _I64(WIDTH))
         left = builder.trunc(builder.sub(count, at), _I32)
-        lanes = ir.Constant(ir.VectorType(_I32, _WIDTH), list(range(_WIDTH)))
-        yield at, builder.icmp_signed("<", lanes, _splat(builder, left))
+        lanes = ir.Constant(ir.VectorType(_I32, WIDTH), list(range(WIDTH)))
+        yield at, builder.icmp_signed("<", lanes, splat(builder, left))
 
 
 def _across(builder: Any, vector: Any, combine: Any) -> Any:
     """All lanes combined into one number."""
     for distance in (4, 2, 1):
-        lanes = [(lane + distance) % _WIDTH for lane in range(_WIDTH)]
+        lanes = [(lane + distance) % WIDTH for lane in range(WIDTH)]
         vector = combine(builder, vector, _shuffle(builder, vector, vector, lanes))
     return builder.extract_element(vector, _I32(0))
 
@@ -195,30 +198,33 @@ def _for_passes(builder: Any, num_rows: Any, most: int, one_pass: Any) -> None:
             one_pass(done, rows)
 
 
-def _load(builder: Any, pointer: Any, index: Any) -> Any:
+def load_vector(builder: Any, pointer: Any, index: Any) -> Any:
     """Eight elements from pointer[index] on, as fp32."""
     element = pointer.type.pointee
-    vector = ir.VectorType(element, _WIDTH)
+    vector = ir.VectorType(element, WIDTH)
     at = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
     if element == _F32:
         return builder.load(at, align=4)
-    wide = builder.zext(builder.load(at, align=2), ir.VectorType(_I32, _WIDTH))
-    shift = ir.Constant(ir.VectorType(_I32, _WIDTH), [16] * _WIDTH)
+    wide = builder.zext(builder.load(at, align=2), ir.VectorType(_I32, WIDTH))
+    shift = ir.Constant(ir.VectorType(_I32, WIDTH), [16] * WIDTH)
     return builder.bitcast(builder.shl(wide, shift), _VECTOR)
 
 
-def _store(builder: Any, vector: Any, pointer: Any, index: Any) -> None:
+def store_vector(builder: Any, vector: Any, pointer: Any, index: Any) -> None:
+    """Write a vector of fp32 from pointer[index] on, rounded if its elements are bf16."""
+    if pointer.type.pointee != _F32:
+        vector = emit_rounding(builder, vector)
     at = builder.bitcast(builder.gep(pointer, [index]), vector.type.as_pointer())
-    builder.store(vector, at, align=4)
+    builder.store(vector, at, align=2)
 
 
-def _splat(builder: Any, scalar: Any) -> Any:
-    vector = ir.VectorType(scalar.type, _WIDTH)
+def splat(builder: Any, scalar: Any) -> Any:
+    vector = ir.VectorType(scalar.type, WIDTH)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, _I32(0))
-    return _shuffle(builder, one, one, [0] * _WIDTH)
+    return _shuffle(builder, one, one, [0] * WIDTH)
 
 
-def _add_product(builder: Any, x: Any, y: Any, total: Any) -> Any:
+def add_product(builder: Any, x: Any, y: Any, total: Any) -> Any:
     return builder.fadd(builder.fmul(x, y, flags=FUSE), total, flags=FUSE)
 
 

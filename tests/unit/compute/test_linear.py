@@ -1,4 +1,4 @@
-"""Products with packed weights equal plain ones."""
+"""Products with packed weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,38 @@ def test_product_equals_torchs(dtype, has_bias, num_rows):
     assert torch.equal(weight, before[1])
 
 
-def test_product_works_without_the_packing_operator(monkeypatch):
-    monkeypatch.setattr("compute.linear._packed", lambda *_: None)
-    weight, x = torch.randn(8, 16), torch.randn(2, 16)
-    assert torch.equal(Linear(weight, None)(x), torch.nn.functional.linear(x, weight))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_outputs", "depth"), [(1, 3), (17, 8), (40, 100), (48, 7)])
+def test_product_of_any_size_equals_torchs(dtype, num_outputs, depth):
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(num_outputs, depth, generator=generator).to(dtype)
+    x = torch.randn(9, depth, generator=generator).to(dtype)
+    expected = x.double() @ weight.double().t()
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    out = Linear(weight, None)(x).double()
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_gets_the_same_result_alone_and_in_any_batch(dtype):
+    generator = torch.Generator().manual_seed(2)
+    linear = Linear(torch.randn(70, 50, generator=generator).to(dtype), None)
+    x = torch.randn(40, 50, generator=generator).to(dtype)
+    together = linear(x)
+    for num_rows in (1, 2, 5, 6, 7, 13):
+        assert torch.equal(linear(x[:num_rows]), together[:num_rows])
+    assert torch.equal(linear(x[39:]), together[39:])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_weight_can_be_looked_up(dtype):
+    weight = torch.randn(37, 24).to(dtype)
+    rows = torch.tensor([36, 0, 15, 16, 36])
+    assert torch.equal(Linear(weight, None).weight_rows(rows), weight[rows])
+
+
+def test_tensors_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="float64"):
+        Linear(torch.randn(8, 16).double(), None)
+    with pytest.raises(ValueError, match="need fp32"):
+        Linear(torch.randn(8, 16), None)(torch.randn(2, 15))
