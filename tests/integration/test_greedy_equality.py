@@ -20,6 +20,8 @@ from compute.loading import load_model
 from compute.runner import StepRunner
 from compute.types import SamplingOptions
 
+pytestmark = pytest.mark.timeout(1200)  # about two minutes on two idle cores
+
 NUM_TOKENS = 48
 NEAR_TIE = 1e-3  # top two logits closer than this may swap: fp32 sums in another order
 LOGPROB_TOLERANCE = 1e-3
