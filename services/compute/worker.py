@@ -33,9 +33,6 @@ def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -
     progress("compile kernels", 0, 1)
     kernels.warm_up(loaded.decoder.config, loaded.decoder.dtype)
     progress("compile kernels", 1, 1)
-    progress("compile kernels", 0, 1)
-    kernels.warm_up(loaded.decoder.config, loaded.decoder.dtype)
-    progress("compile kernels", 1, 1)
     return StepRunner(
         loaded.decoder,
         kernels,
