@@ -72,4 +72,5 @@ class Screen:
 
     def clear(self) -> None:
         """Take the progress bars away. Safe to repeat."""
-        self._progress.stop()
+        if self._console.is_terminal:
+            self._progress.stop()

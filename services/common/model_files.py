@@ -47,6 +47,14 @@ def find(model: str, cache_dir: Path, progress: Progress) -> ModelFiles:
     Raises:
         StartupError: nothing usable is there; the text says what was missing.
     """
+    try:
+        return _find(model, cache_dir, progress)
+    except OSError as error:
+        where = error.filename or cache_dir
+        raise StartupError(f"model {model!r}: {where}: {error.strerror or error}") from None
+
+
+def _find(model: str, cache_dir: Path, progress: Progress) -> ModelFiles:
     if model == DEFAULT_MODEL:
         return _from_gguf(_fetch_default(cache_dir, progress), cache_dir, model, progress)
     path = Path(model).expanduser()

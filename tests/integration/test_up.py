@@ -100,6 +100,10 @@ def test_a_missing_model_is_one_line(model):
     assert_one_clear_line(run_up("--model", model), model)
 
 
+def test_a_cache_directory_that_cannot_be_made_is_one_line():
+    assert_one_clear_line(run_up("--cache-dir", "/proc/nowhere"), "/proc/nowhere")
+
+
 def test_a_file_that_is_no_model_is_one_line(tmp_path):
     path = tmp_path / "noise.gguf"
     path.write_bytes(b"not a model at all")
