@@ -47,9 +47,9 @@ class Screen:
                 self._seen.add((service, stage))
                 self.log(service, f"{stage} …")
             return
-        if service not in self._bars:
-            self._bars[service] = self._progress.add_task("", total=total)
         label = f"[{_COLOURS[service]}]{service}[/] {stage}"
+        if service not in self._bars:
+            self._bars[service] = self._progress.add_task(label, total=total)
         self._progress.update(self._bars[service], description=label, completed=done, total=total)
 
     def log(self, service: str, line: str) -> None:
