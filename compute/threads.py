@@ -9,8 +9,10 @@ A team belongs to the Python thread that starts it, so all steps must run in one
 
 Environment, to be set before the process starts:
 
-- compute: GOMP_SPINCOUNT=100000 lets workers spin between the kernels of one step, and
-  sleep soon after it, so that they leave the cores to the other processes in between.
+- compute: GOMP_SPINCOUNT=4000 lets workers spin for some 50 µs: enough for the gaps
+  between the kernels of a step, and no faster if raised to 100,000. The default, seconds,
+  keeps waiting threads on the cores that other processes' threads need: with another busy
+  process on two cores it made a step ten times slower.
 - every other process: OMP_NUM_THREADS=1; they have no arithmetic to share out.
 """
 
