@@ -135,11 +135,10 @@ class SimpleDriver:
         running = {name: self._open(prompt, num_tokens) for name, prompt in prompts.items()}
         states = [
             SequenceState(
-                self._sequence_id(name), sequence.prompt, sequence.block_ids, options[name]
-            )
-            if name in options
-            else SequenceState(
-                self._sequence_id(name), sequence.prompt, sequence.block_ids, SamplingOptions()
+                self._sequence_id(name),
+                sequence.prompt,
+                sequence.block_ids,
+                options.get(name, SamplingOptions()),
             )
             for name, sequence in running.items()
         ]
