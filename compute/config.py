@@ -11,6 +11,8 @@ from compute.rope import RopeConfig
 from compute.types import KvShape
 
 _FAMILIES = ("llama", "mistral")
+_LARGEST = 2**31 - 1  # what the step contract can carry
+_HEAD_MULTIPLE = 8  # elements of a vector; kernels have no rest to handle
 _Number = TypeVar("_Number", int, float)
 
 
@@ -45,15 +47,16 @@ class ModelConfig:
                 missing or of the wrong kind; the message names it.
         """
         _check_family(raw)
+        _check_window(raw)
         hidden_size = _positive(raw, "hidden_size", int)
         num_q_heads = _positive(raw, "num_attention_heads", int)
         num_kv_heads = _positive(raw, "num_key_value_heads", int, num_q_heads)
         max_positions = _positive(raw, "max_position_embeddings", int)
         head_size = _positive(raw, "head_dim", int, hidden_size // num_q_heads)
-        if num_q_heads % num_kv_heads or head_size % 2:
+        if num_q_heads % num_kv_heads or head_size % _HEAD_MULTIPLE:
             raise ModelUnsupported(
                 f"num_attention_heads {num_q_heads}, num_key_value_heads {num_kv_heads}, "
-                f"head_dim {head_size}: heads must divide evenly and head_dim be even"
+                f"head_dim {head_size}: heads must divide evenly and head_dim by {_HEAD_MULTIPLE}"
             )
         rope = RopeConfig.from_dict(raw, head_size, max_positions)
         return cls(
@@ -86,21 +89,27 @@ def _check_family(raw: Mapping[str, Any]) -> None:
         raise ModelUnsupported(f"hidden_act {activation!r}: we run silu")
     if raw.get("quantization_config"):
         raise ModelUnsupported("quantization_config: quantized checkpoints are not supported")
-    window = raw.get("sliding_window")
-    if window is not None and window < raw.get("max_position_embeddings", 0):
+
+
+def _check_window(raw: Mapping[str, Any]) -> None:
+    if raw.get("sliding_window") is None:
+        return
+    window = _positive(raw, "sliding_window", int)
+    if window < _positive(raw, "max_position_embeddings", int):
         raise ModelUnsupported(f"sliding_window {window}: we attend to the whole sequence")
 
 
 def _positive(
     raw: Mapping[str, Any], key: str, kind: type[_Number], default: _Number | None = None
 ) -> _Number:
-    """A number above 0. Absent and null mean the default, as in transformers."""
+    """A number above 0, 31 bits at most. Absent and null mean the default, as in
+    transformers."""
     value = raw.get(key)
     if value is None:
         value = default
     if value is None:
         raise ModelUnsupported(f"the configuration has no {key}")
     kinds = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-        raise ModelUnsupported(f"{key}: {value!r} is not a positive {kind.__name__}")
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= _LARGEST:
+        raise ModelUnsupported(f"{key}: {value!r} is not a positive 31-bit {kind.__name__}")
     return kind(value)

@@ -34,7 +34,7 @@ def read_config(directory: Path) -> ModelConfig:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ModelNotFound(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelNotFound(f"{path}: not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ModelUnsupported(f"{path}: not a JSON object")

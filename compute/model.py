@@ -17,7 +17,7 @@ import torch
 from compute.config import ModelConfig
 from compute.kernels import Kernels
 from compute.linear import Linear
-from compute.rope import rope_tables
+from compute.rope import RopeTables
 from compute.weights import Weights
 
 
@@ -69,7 +69,7 @@ class LlamaDecoder:
         # A tied embedding is looked up in the head's weights: the table is kept once.
         self._head = Linear(embedding if tied else weights.take("head"), None)
         self._embedding = None if tied else embedding
-        self._cos, self._sin = rope_tables(config.rope, config.max_sequence_length)
+        self._rope = RopeTables(config.rope)
         self._scale = config.head_size**-0.5
         self._scratch = _Scratch(config, self.dtype, num_rows=1)
 
@@ -89,7 +89,7 @@ class LlamaDecoder:
         buffers = self._buffers(num_rows)
         residual, normed = buffers.residual, buffers.normed
         self._embed(batch.token_ids, residual)
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
+        cos, sin = self._rope.rows(batch.positions)
         eps, kernels = self.config.rms_norm_eps, self._kernels
         kernels.rms_norm(residual, self._layers[0].attention_norm, eps, normed)
         update = normed

@@ -81,7 +81,7 @@ def _tensor_shape(layout: PoolLayout) -> tuple[int, ...]:
 
 def _map(handle: PoolHandle) -> mmap.mmap:
     name = handle.name.removeprefix("/")
-    if not name or "/" in name or name in (".", ".."):
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise PoolUnavailable(f"{handle.name!r} is no name of shared memory")
     try:
         descriptor = os.open(_SHARED_MEMORY / name, os.O_RDWR | os.O_CLOEXEC)

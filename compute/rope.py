@@ -27,6 +27,7 @@ import torch
 from compute.errors import ModelUnsupported
 
 _DEFAULT_THETA = 10000.0
+_FIRST_POSITIONS = 8192
 _HAS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 
 
@@ -47,11 +48,16 @@ class RopeConfig:
         Raises:
             ModelUnsupported: an unknown kind, or a parameter is missing or of no use.
         """
-        given = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+        given = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+        if not isinstance(given, Mapping):
+            raise ModelUnsupported(f"RoPE parameters {given!r}: not an object")
+        given = dict(given)
         kind = given.pop("rope_type", None) or given.get("type") or "default"
         given.pop("type", None)
         theta = given.pop("rope_theta", None) or raw.get("rope_theta") or _DEFAULT_THETA
-        if kind not in _FREQUENCIES:
+        if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta < 1e38:
+            raise ModelUnsupported(f"rope_theta {theta!r} is not a positive number")
+        if not isinstance(kind, str) or kind not in _FREQUENCIES:
             raise ModelUnsupported(f"rope_type {kind!r}: we run {', '.join(sorted(_FREQUENCIES))}")
         if raw.get("partial_rotary_factor") is not None:
             given.setdefault("partial_rotary_factor", raw["partial_rotary_factor"])
@@ -83,10 +89,32 @@ class RopeConfig:
         except KeyError as error:
             name = error.args[0]
             raise ModelUnsupported(f"rope_type {self.kind!r} needs {name!r}") from None
-        except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
             raise ModelUnsupported(f"rope_type {self.kind!r}: {error}") from None
         if not (torch.isfinite(frequencies).all() and math.isfinite(scaling)):
             raise ModelUnsupported(f"rope_type {self.kind!r}: its parameters give no frequencies")
+
+
+class RopeTables:
+    """cos and sin by position, computed as far as sequences have come: models that take
+    millions of positions would fill gigabytes before the first one."""
+
+    def __init__(self, rope: RopeConfig) -> None:
+        self._rope = rope
+        self._tables = rope_tables(rope, min(_FIRST_POSITIONS, rope.max_exact_length))
+
+    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [T, D] in fp32 of positions [T].
+
+        Raises ValueError if a position is beyond the exact length.
+        """
+        num_needed = int(positions.max()) + 1
+        num_known = self._tables[0].shape[0]
+        if num_needed > num_known:
+            doubled = min(2 * num_known, self._rope.max_exact_length)
+            self._tables = rope_tables(self._rope, max(num_needed, doubled))
+        cos, sin = self._tables
+        return cos[positions], sin[positions]
 
 
 def rope_tables(rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -189,8 +217,9 @@ def _longrope(rope: RopeConfig, seq_len: int) -> tuple[torch.Tensor, float]:
     given = rope.parameters
     original = given["original_max_position_embeddings"]
     divisors = given["long_factor"] if seq_len > original else given["short_factor"]
-    if len(given["long_factor"]) != len(given["short_factor"]):
-        raise ValueError("long_factor and short_factor differ in length")
+    for name in ("long_factor", "short_factor"):
+        if len(given[name]) != rope.head_size // 2:
+            raise ValueError(f"{name} has {len(given[name])} entries, not {rope.head_size // 2}")
     powers = _powers(rope.theta, rope.head_size, rope.head_size)
     frequencies = 1.0 / (torch.tensor(divisors, dtype=torch.float32) * powers)
     scaling = given.get("attention_factor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import torch
 
 from compute.config import ModelConfig
 from compute.errors import ModelNotFound, ModelUnsupported
-from compute.weights.gguf_file import GgufFile
+from compute.rope import RopeConfig, inverse_frequencies
+from compute.weights.gguf_file import GgufFile, GgufTensor
 from compute.weights.names import from_gguf, is_derived
 
 _ARCHITECTURE = "llama"
+_DIVISORS = "rope_freqs.weight"
 
 
 class GgufSource:
@@ -20,7 +23,8 @@ class GgufSource:
 
     Raises:
         ModelNotFound: no such file.
-        ModelUnsupported: another architecture, or a version or type we do not know.
+        ModelUnsupported: another architecture, a version or type we do not know, or
+            rotary frequencies that are not those of the configuration.
         WeightsInvalid: the file is truncated or corrupt.
     """
 
@@ -35,6 +39,7 @@ class GgufSource:
             raise ModelUnsupported(
                 f"{path.name}: GGUF architecture {architecture!r}: we run {_ARCHITECTURE!r}"
             )
+        _check_rope(path, file, config.rope)
         self._tensors = {
             from_gguf(name) or name: tensor
             for name, tensor in file.tensors.items()
@@ -55,6 +60,30 @@ class GgufSource:
         if part in self._num_heads:
             loaded = _with_split_halves(loaded, self._num_heads[part])
         return loaded
+
+
+def _check_rope(path: Path, file: GgufFile, rope: RopeConfig) -> None:
+    """Configurations made from GGUF files lose the scaling of positions, which would only
+    show as worse answers."""
+    scaling = file.metadata.get(f"{_ARCHITECTURE}.rope.scaling.type", "none")
+    divisors = file.tensors.get(_DIVISORS)
+    if scaling != "none" and rope.kind == "default":
+        raise ModelUnsupported(
+            f"{path.name}: rope.scaling.type {scaling!r} is missing in the configuration"
+        )
+    if divisors is not None and not _gives(divisors, rope):
+        raise ModelUnsupported(
+            f"{path.name}: {_DIVISORS} contradicts rope_type {rope.kind!r} of the configuration"
+        )
+
+
+def _gives(divisors: GgufTensor, rope: RopeConfig) -> bool:
+    """Whether the default frequencies divided by `divisors` [D/2] are those of `rope`."""
+    plain, _ = inverse_frequencies(dataclasses.replace(rope, kind="default"))
+    expected, _ = inverse_frequencies(rope)
+    if divisors.shape != plain.shape:
+        return False
+    return torch.allclose(plain / divisors.dequantized(), expected, rtol=1e-3, atol=0)
 
 
 def _with_split_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:

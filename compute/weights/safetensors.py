@@ -108,7 +108,7 @@ def _find_files(directory: Path) -> list[Path]:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise WeightsInvalid(f"{index.name}: not an index: {error!r}") from None
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightsInvalid(f"{index.name}: its weight_map is empty or no object")

@@ -62,12 +62,11 @@ class Weights:
         """A private copy. Taking each tensor once makes the progress end at its total.
 
         Raises:
-            WeightsInvalid: it cannot be read, or holds values that are not finite.
+            WeightsInvalid: it cannot be read, or holds values that are not finite in `dtype`.
         """
-        stored = self._source.read(name)
-        if not torch.isfinite(stored).all():
+        tensor = self._source.read(name).to(self._dtype, copy=True).contiguous()
+        if not torch.isfinite(tensor).all():
             raise WeightsInvalid(f"tensor {name!r} holds values that are not finite", tensor=name)
-        tensor = stored.to(self._dtype, copy=True).contiguous()
         self._num_taken += 1
         self._progress(self._num_taken, len(self._expected))
         return tensor

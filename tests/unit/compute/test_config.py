@@ -60,6 +60,13 @@ def test_mistral_runs_if_its_window_covers_every_sequence():
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"num_key_value_heads": 3}, "num_key_value_heads 3"),
         ({"head_dim": 15}, "head_dim 15"),
+        ({"head_dim": 100}, "head_dim 100"),  # kernels work on vectors of 8
+        ({"num_attention_heads": 128}, "head_dim"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
+        ({"sliding_window": "wide"}, "sliding_window"),
+        ({"sliding_window": 8, "max_position_embeddings": None}, "max_position_embeddings"),
     ],
 )
 def test_what_cannot_run_is_refused_by_name(change, named):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import random
 import struct
 
 import gguf
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from compute.errors import ModelNotFound, ModelUnsupported, WeightsInvalid
+from compute.rope import inverse_frequencies
 from compute.weights import open_source
 
 GGUF_NAMES = {
@@ -47,12 +50,16 @@ def _interleaved(rows, num_heads):
     return out.reshape(rows.shape)
 
 
-def _write_gguf(path, tensors, kind, architecture="llama"):
+def _write_gguf(path, tensors, kind, architecture="llama", rope_scaling=None, divisors=None):
     """Our tensors as a GGUF file; vectors stay fp32, as llama.cpp leaves them."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(64)
     writer.add_token_list([f"token {n}" for n in range(50)])  # arrays are stepped over
     writer.add_token_types([1] * 50)
+    if rope_scaling is not None:
+        writer.add_rope_scaling_type(rope_scaling)
+    if divisors is not None:
+        writer.add_tensor("rope_freqs.weight", divisors.numpy().astype(np.float32))
     for name, tensor in tensors.items():
         stored_name, part = _gguf_name(name)
         values = tensor.numpy().astype(np.float32)
@@ -90,7 +97,14 @@ def test_gguf_in_fp32_gives_the_tensors_of_the_checkpoint(tmp_path, make_checkpo
 @pytest.mark.parametrize(
     ("kind", "error"),
     # Half a step of the type, as a share of the largest value, and its scale's rounding.
-    [("F16", 2**-11), ("BF16", 2**-8), ("Q8_0", 1 / 220), ("Q5_0", 1 / 15), ("Q4_1", 1 / 14)],
+    [
+        ("F16", 2**-11),
+        ("BF16", 2**-8),
+        ("Q8_0", 1 / 220),
+        ("Q5_0", 1 / 15),
+        ("Q4_0", 1 / 7),  # its 16 steps are not even around 0
+        ("Q4_1", 1 / 14),
+    ],
 )
 def test_quantized_gguf_gives_the_tensors_to_the_types_precision(tmp_path, checkpoint, kind, error):
     expected = checkpoint.tensors
@@ -107,6 +121,16 @@ def test_a_truncated_gguf_file_is_named(gguf_file, checkpoint, keep):
     gguf_file.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
     with pytest.raises(WeightsInvalid, match=r"tiny\.gguf: truncated or corrupt"):
         open_source(gguf_file, checkpoint.config)
+
+
+def test_no_prefix_of_a_gguf_file_is_a_model(gguf_file, checkpoint):
+    whole = gguf_file.read_bytes()
+    header_end = len(whole) - sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    points = [*range(0, header_end, 5), *random.Random(0).sample(range(len(whole)), 100)]
+    for keep in points:
+        gguf_file.write_bytes(whole[:keep])
+        with pytest.raises(WeightsInvalid, match=r"tiny\.gguf"):
+            open_source(gguf_file, checkpoint.config)
 
 
 def test_a_gguf_file_with_garbage_in_its_header_is_refused_or_read_right(gguf_file, checkpoint):
@@ -159,6 +183,42 @@ def test_a_gguf_tensor_missing_extra_or_misshaped_is_named(tmp_path, checkpoint)
         _write_gguf(path, changed, gguf.GGMLQuantizationType.F32)
         with pytest.raises(WeightsInvalid, match=message):
             checkpoint.taken(path)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def test_divisors_of_frequencies_must_say_what_the_configuration_says(tmp_path, make_checkpoint):
+    checkpoint = make_checkpoint(rope_parameters=LLAMA3)
+    scaled = checkpoint.config.rope
+    plain, _ = inverse_frequencies(dataclasses.replace(scaled, kind="default"))
+    divisors = plain / inverse_frequencies(scaled)[0]
+    assert divisors.max() == 8
+    path = tmp_path / "tiny.gguf"
+    _write_gguf(path, checkpoint.tensors, gguf.GGMLQuantizationType.F32, divisors=divisors)
+    assert torch.equal(checkpoint.taken(path)["norm"], checkpoint.tensors["norm"])
+    lost = dataclasses.replace(checkpoint.config, rope=dataclasses.replace(scaled, kind="default"))
+    with pytest.raises(ModelUnsupported, match=r"rope_freqs\.weight contradicts.*'default'"):
+        open_source(path, lost)
+    _write_gguf(path, checkpoint.tensors, gguf.GGMLQuantizationType.F32, divisors=divisors[:3])
+    with pytest.raises(ModelUnsupported, match=r"rope_freqs\.weight contradicts"):
+        open_source(path, checkpoint.config)
+
+
+def test_a_scaling_of_positions_that_the_configuration_lacks_is_unsupported(tmp_path, checkpoint):
+    path, kind = tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.F32
+    _write_gguf(path, checkpoint.tensors, kind, rope_scaling=gguf.RopeScalingType.LINEAR)
+    with pytest.raises(ModelUnsupported, match="'linear' is missing in the configuration"):
+        open_source(path, checkpoint.config)
+    _write_gguf(path, checkpoint.tensors, kind, rope_scaling=gguf.RopeScalingType.NONE)
+    assert torch.equal(checkpoint.taken(path)["norm"], checkpoint.tensors["norm"])
 
 
 def test_no_gguf_file_is_no_model(tmp_path, checkpoint):

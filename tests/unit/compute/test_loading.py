@@ -50,7 +50,13 @@ def test_a_fingerprint_does_not_depend_on_where_the_files_are(checkpoint, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [(None, ModelNotFound), ("{", ModelNotFound), ("[1]", ModelUnsupported)]
+    ("text", "error"),
+    [
+        (None, ModelNotFound),
+        ("{", ModelNotFound),
+        ("[" * 100_000, ModelNotFound),
+        ("[1]", ModelUnsupported),
+    ],
 )
 def test_a_configuration_that_is_none_is_refused_with_its_path(tmp_path, text, error):
     if text is not None:

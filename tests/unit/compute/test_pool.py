@@ -96,7 +96,7 @@ def test_a_pool_whose_owner_unlinked_it_is_unavailable_and_an_attached_one_lives
     attached.close()
 
 
-@pytest.mark.parametrize("name", ["", "/", "..", "a/b", "../etc/passwd"])
+@pytest.mark.parametrize("name", ["", "/", "..", "a/b", "../etc/passwd", "a\0b"])
 def test_names_that_lead_elsewhere_are_refused(handle, name):
     with pytest.raises(PoolUnavailable, match="no name of shared memory"):
         AttachedPool(dataclasses.replace(handle, name=name), SHAPE)

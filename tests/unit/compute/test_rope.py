@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from compute.errors import ModelUnsupported
-from compute.rope import RopeConfig, inverse_frequencies, rope_tables
+from compute.rope import RopeConfig, RopeTables, inverse_frequencies, rope_tables
 
 HEAD_SIZE = 64
 MAX_POSITIONS = 512
@@ -129,6 +129,37 @@ def test_tables_end_where_frequencies_would_change_with_the_length(variant, limi
         rope_tables(ours, limit + 1)
 
 
+def test_tables_grow_with_the_positions_asked_for():
+    rope = RopeConfig.from_dict({}, 8, 10**9)  # 64 GB if it were filled
+    tables = RopeTables(rope)
+    before = tables.rows(torch.tensor([5, 8191]))
+    for positions in ([8192, 0], [30_000], [5, 8191]):
+        got = tables.rows(torch.tensor(positions))
+        cos, sin = rope_tables(rope, max(positions) + 1)
+        torch.testing.assert_close(got, (cos[positions], sin[positions]), atol=1e-6, rtol=0)
+    torch.testing.assert_close(got, before, atol=1e-6, rtol=0)
+
+
+def test_positions_beyond_the_exact_length_have_no_rows():
+    tables = RopeTables(RopeConfig.from_dict({}, HEAD_SIZE, MAX_POSITIONS))
+    tables.rows(torch.tensor([MAX_POSITIONS - 1]))
+    with pytest.raises(ValueError, match=f"exact up to {MAX_POSITIONS}"):
+        tables.rows(torch.tensor([0, MAX_POSITIONS]))
+
+
+@pytest.mark.parametrize("parameters", ["default", [1], {"rope_type": ["default"]}])
+def test_parameters_of_the_wrong_kind_are_refused(parameters):
+    with pytest.raises(ModelUnsupported, match=r"rope_type|RoPE parameters"):
+        RopeConfig.from_dict({"rope_parameters": parameters}, HEAD_SIZE, MAX_POSITIONS)
+
+
+@pytest.mark.parametrize("theta", ["big", -1.0, float("nan"), float("inf"), 10**400, [1e4], True])
+def test_a_theta_that_is_no_positive_number_is_refused(theta):
+    for raw in ({"rope_theta": theta}, {"rope_parameters": {"rope_theta": theta}}):
+        with pytest.raises(ModelUnsupported, match="rope_theta"):
+            RopeConfig.from_dict(raw, HEAD_SIZE, MAX_POSITIONS)
+
+
 @pytest.mark.parametrize(
     ("parameters", "named"),
     [
@@ -142,7 +173,10 @@ def test_tables_end_where_frequencies_would_change_with_the_length(variant, limi
             "longrope",
         ),
         ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        # One entry would be spread over all frequencies.
+        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "has 1 entries"),
         ({"rope_type": "yarn", "factor": "four"}, "yarn"),
+        ({"rope_type": "dynamic", "factor": 10**400}, "dynamic"),
     ],
 )
 def test_parameters_that_cannot_be_used_are_refused_by_name(parameters, named):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 
 import pytest
 import torch
@@ -108,6 +109,45 @@ def test_a_truncated_safetensors_file_is_named(checkpoint, keep):
         checkpoint.taken()
 
 
+def test_no_prefix_of_a_safetensors_file_is_a_model(checkpoint):
+    path = checkpoint.file
+    whole = path.read_bytes()
+    header_end = 8 + int.from_bytes(whole[:8], "little")
+    points = [*range(0, header_end, 5), *random.Random(0).sample(range(len(whole)), 100)]
+    for keep in points:
+        path.write_bytes(whole[:keep])
+        with pytest.raises(WeightsInvalid, match=r"model\.safetensors"):
+            open_source(checkpoint.directory, checkpoint.config)
+
+
+def test_a_safetensors_file_with_garbage_in_its_header_is_refused_or_read_right(checkpoint):
+    path, expected = checkpoint.file, checkpoint.tensors
+    whole = path.read_bytes()
+    header_end = 8 + int.from_bytes(whole[:8], "little")
+    num_refused = 0
+    for at in range(0, header_end, 13):
+        path.write_bytes(whole[:at] + b"\xff" * 3 + whole[at + 3 :])
+        try:
+            got = checkpoint.taken()
+        except (WeightsInvalid, ModelUnsupported):
+            num_refused += 1
+        else:
+            assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+    assert num_refused > 20
+
+
+def test_a_value_too_large_for_the_type_of_the_model_is_refused(checkpoint):
+    largest = torch.finfo(torch.float32).max
+
+    def enlarge(tensors):
+        tensors["model.norm.weight"][7] = largest
+
+    checkpoint.change(enlarge)
+    assert checkpoint.taken()["norm"][7] == largest
+    with pytest.raises(WeightsInvalid, match="'norm' holds values that are not finite"):
+        checkpoint.taken(dtype=torch.bfloat16)
+
+
 def test_frequencies_stored_by_old_exports_are_ignored(checkpoint):
     old = {f"model.layers.{n}.self_attn.rotary_emb.inv_freq": torch.zeros(8) for n in range(2)}
     checkpoint.change(lambda tensors: tensors.update(old))
@@ -167,7 +207,21 @@ def test_a_tensor_that_its_shard_lacks_is_named(sharded):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "../b.safetensors"}}']
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        "{}",
+        '{"weight_map": {}}',
+        '{"weight_map": []}',
+        '{"weight_map": {"a": 7}}',
+        '{"weight_map": {"a": ""}}',
+        '{"weight_map": {"a": ".."}}',
+        '{"weight_map": {"a": "/etc/passwd"}}',
+        '{"weight_map": {"a": "../checkpoint/model.safetensors"}}',
+        '{"weight_map": {"a": "b\\u0000.safetensors"}}',
+    ],
 )
 def test_an_index_that_is_none_is_refused(sharded, text):
     _index(sharded.directory).write_text(text)
