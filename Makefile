@@ -7,6 +7,9 @@
 VENV := .venv/bin
 FLAGS ?=
 
+# Read by the OpenMP runtime when it loads, so before any Python code could set it.
+export GOMP_SPINCOUNT ?= 4000
+
 help: ## Describe every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 

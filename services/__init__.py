@@ -9,4 +9,4 @@ import os
 # reaches us as an exception, with a text for people.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Threads of a step spin between its kernels and sleep soon after it: compute/threads.py.
-os.environ.setdefault("GOMP_SPINCOUNT", "100000")
+os.environ.setdefault("GOMP_SPINCOUNT", "4000")

@@ -143,9 +143,6 @@ def _environment(name: str, settings: config.UpSettings) -> dict[str, str]:
     environment = dict(os.environ)
     environment["TOKENIZERS_PARALLELISM"] = "false"
     environment.setdefault("NUMBA_CACHE_DIR", str(settings.cache_dir / "kernels"))
-    if name == "compute":
-        # Its threads sleep soon after a step (see compute.threads).
-        environment.setdefault("GOMP_SPINCOUNT", "4000")
-    else:
+    if name != "compute":
         environment["OMP_NUM_THREADS"] = "1"
     return environment
