@@ -9,6 +9,8 @@ import torch
 
 from compute.batching import pack
 from compute.fakes import SimpleDriver
+from compute.kernels.cpu import CpuKernels
+from compute.kernels.reference import ReferenceKernels
 from compute.sequences import KnownSequence
 from compute.types import Chunk, SamplingOptions
 
@@ -84,9 +86,12 @@ def test_every_position_has_the_oracles_logits(variant, make_model, make_pool):
     torch.testing.assert_close(got, model.logits(token_ids), atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.parametrize("kernels", [ReferenceKernels, CpuKernels])
 @pytest.mark.parametrize("block_size", [8, 16, 32])
-def test_chunks_that_cut_blocks_anywhere_give_the_oracles_logits(block_size, make_model, make_pool):
-    model = make_model()
+def test_chunks_that_cut_blocks_anywhere_give_the_oracles_logits(
+    block_size, kernels, make_model, make_pool
+):
+    model = make_model(kernels=kernels())
     layers = _poisoned_layers(model.runner(make_pool(block_size=block_size)), model)
     token_ids = _tokens(100)
     sizes = [7, 1, 24, 32, 1, 1, 30, 4]
@@ -97,11 +102,16 @@ def test_chunks_that_cut_blocks_anywhere_give_the_oracles_logits(block_size, mak
     torch.testing.assert_close(got, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_bf16_stays_as_near_to_fp32_as_the_oracle_in_bf16(make_model, make_pool):
-    model = make_model(torch.bfloat16)
+@pytest.mark.parametrize("kernels", [ReferenceKernels, CpuKernels])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_bf16_stays_as_near_to_fp32_as_the_oracle_in_bf16(
+    block_size, kernels, make_model, make_pool
+):
+    model = make_model(torch.bfloat16, kernels())
     token_ids = _tokens(60)
-    layers = _poisoned_layers(model.runner(make_pool()), model)
-    got = _logits(model, layers, token_ids, _shuffled_table(64, 4), 16, [20, 20, *[1] * 20])
+    layers = _poisoned_layers(model.runner(make_pool(block_size=block_size)), model)
+    table = _shuffled_table(64, -(-60 // block_size))
+    got = _logits(model, layers, token_ids, table, block_size, [20, 20, *[1] * 20])
     ends = torch.tensor([19, 39, *range(40, 60)])
     oracle = model.logits(token_ids)[ends]
     exact = model.oracle.float()(torch.tensor([token_ids])).logits[0].float()[ends]

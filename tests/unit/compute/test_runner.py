@@ -167,6 +167,17 @@ REFUSED = {
         "not known",
     ),
     "chunk beyond known tokens": (Step(2, chunks=[Chunk("a", 8, 3, False)]), "10 known tokens"),
+    "chunk from beyond 64 bits": (Step(2, chunks=[Chunk("a", 2**64, 1, False)]), "10 known tokens"),
+    "chunk of more than 32 bits": (
+        Step(2, chunks=[Chunk("a", 0, 2**40, False)]),
+        "10 known tokens",
+    ),
+    "chunk of less than no tokens": (Step(2, chunks=[Chunk("a", 9, -9, False)]), "computes -9"),
+    "token past 64 bits": (Step(2, sequences=[_state("n", [2**64], [1])]), "token outside"),
+    "chunk without a block": (
+        Step(2, sequences=[_state("n", [1], [])], chunks=[Chunk("n", 0, 1, False)]),
+        "room for 0 tokens",
+    ),
     "chunk of no tokens": (Step(2, chunks=[Chunk("a", 3, 0, False)]), "computes 0 tokens"),
     "chunk from before the start": (Step(2, chunks=[Chunk("a", -1, 2, False)]), "from -1"),
     "sampling before the end": (Step(2, chunks=[Chunk("a", 0, 9, True)]), "samples after token 9"),
@@ -234,6 +245,27 @@ def test_a_refused_step_changes_nothing(case, runner, model):
         runner.run(Step(3, chunks=[Chunk("new", 0, 1, False)]))
     result = runner.run(Step(4, chunks=[Chunk("a", 9, 1, True)]))
     assert _tokens(result) == _greedy(model, PROMPT, 1)
+
+
+def test_an_empty_step_does_nothing(runner, model):
+    runner.run(Step(1, sequences=[_state()], chunks=[Chunk("a", 0, 9, False)]))
+    before = runner._pool.tensor.clone()
+    result = runner.run(Step(2))
+    assert (result.step_id, result.tokens) == (2, [])
+    assert torch.equal(runner._pool.tensor, before)
+    result = runner.run(Step(3, chunks=[Chunk("a", 9, 1, True)]))
+    assert _tokens(result) == _greedy(model, PROMPT, 1)
+
+
+def test_a_step_of_copies_alone_copies(runner):
+    runner.run(Step(1, sequences=[_state()], chunks=[Chunk("a", 0, 10, False)]))
+    before = runner._pool.tensor.clone()
+    assert runner.run(Step(2, copies=[BlockCopy(4, 12), BlockCopy(12, 13)])).tokens == []
+    after = runner._pool.tensor
+    assert torch.equal(after[12], before[4])
+    assert torch.equal(after[13], before[4])
+    others = [n for n in range(16) if n not in (12, 13)]
+    assert torch.equal(after[others], before[others])
 
 
 def test_the_last_position_can_be_computed_and_none_after_it(runner):

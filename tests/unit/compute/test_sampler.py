@@ -168,12 +168,61 @@ def test_extreme_logits_are_drawn_without_overflow():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_are_an_error(bad, temperature):
+def test_logits_that_are_not_finite_are_an_error(bad, limits, temperature):
     logits = torch.stack([_logits(), _logits()])
     logits[1, 17] = bad
+    options = SamplingOptions(**{"temperature": temperature, **limits})
     with pytest.raises(LogitsNotFinite):
-        sample(logits, [SamplingOptions(temperature=temperature)] * 2, [0, 0])
+        sample(logits, [options] * 2, [0, 0])
+
+
+def test_a_row_without_any_possible_token_is_an_error():
+    with pytest.raises(LogitsNotFinite):
+        sample(torch.full((1, 9), -math.inf), [SamplingOptions()], [0])
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+def test_impossible_tokens_are_never_drawn(limits):
+    logits = _logits(vocab_size=40)
+    logits[::2] = -math.inf
+    options = {"temperature": 1.0, "return_logprob": True, **limits}
+    drawn = sample(
+        logits.expand(200, -1),
+        [SamplingOptions(seed=seed, **options) for seed in range(200)],
+        [3] * 200,
+    )
+    assert all(token % 2 == 1 and -math.inf < logprob <= 0 for token, logprob in drawn)
+
+
+def test_a_top_k_beyond_the_vocabulary_is_no_limit():
+    logits = _logits(vocab_size=40).expand(100, -1)
+    results = [
+        sample(
+            logits,
+            [SamplingOptions(temperature=2.0, top_k=top_k, seed=seed) for seed in range(100)],
+            [1] * 100,
+        )
+        for top_k in (0, 40, 41, 2**31 - 1)
+    ]
+    assert results == [results[0]] * 4
+
+
+def test_options_at_their_limits_draw_the_most_likely_token():
+    logits = _logits()
+    options = SamplingOptions(
+        temperature=1e-6,
+        top_k=2**31 - 1,
+        top_p=1e-38,
+        min_p=1.0,
+        seed=2**64 - 1,
+        sequence_index=2**31 - 1,
+        return_logprob=True,
+    )
+    [(token, logprob)] = sample(logits[None], [options], [2**31 - 1])
+    assert token == int(logits.argmax())
+    assert logprob == pytest.approx(float(torch.log_softmax(logits, dim=0).max()), abs=1e-5)
 
 
 def test_no_rows_give_no_tokens():
