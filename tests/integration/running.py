@@ -24,6 +24,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def pools_of(kvstore: psutil.Process) -> set[Path]:
+    """The shared memory that a kvstore owns. Others on this machine have theirs."""
+    paths = {Path(file.path) for file in kvstore.open_files()}
+    return {path for path in paths if path.name.startswith("quire-")}
+
+
 @dataclass
 class Running:
     """A started `quire up`. `log` grows while it runs."""
