@@ -11,6 +11,8 @@ from compute.kernels.cpu import product
 class Linear:
     """x [T, in] -> [T, out], in the dtype of the weights: fp32 or bf16, summed in fp32.
 
+    `fp32` keeps the sums as they are.
+
     Keeps the weights once, packed (see compute.kernels.cpu.product). Rows of the result
     do not depend on each other.
     """
@@ -27,7 +29,14 @@ class Linear:
             self._bias[: self._num_outputs] = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(x.shape[0], self._num_outputs, dtype=self._packed.dtype)
+        return self._product(x, self._packed.dtype)
+
+    def fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """The result in fp32, not rounded to the dtype of the weights."""
+        return self._product(x, torch.float32)
+
+    def _product(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        out = torch.empty(x.shape[0], self._num_outputs, dtype=dtype)
         product.multiply(self._team, x.float(), self._packed, self._bias, out)
         return out
 

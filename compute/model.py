@@ -80,7 +80,7 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv_layers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the step: write its keys and values, return logits [K, V].
+        """Run the step: write its keys and values, return logits [K, V] in fp32.
 
         `kv_layers` are the L layers of the pool, each [P, 2, B, Hkv, D]. Rows that do not
         sample leave the pass before the head.
@@ -144,12 +144,13 @@ class LlamaDecoder:
     ) -> torch.Tensor:
         num_samples = sample_rows.shape[0]
         if num_samples == 0:
-            return residual.new_empty((0, self.config.vocab_size))
+            return torch.empty(0, self.config.vocab_size)
         if num_samples != residual.shape[0]:
             update, residual = update[sample_rows], residual[sample_rows]
         normed = torch.empty_like(residual)
         self._kernels.add_rms_norm(update, residual, self._norm, self.config.rms_norm_eps, normed)
-        return self._head(normed)
+        # In bf16, logits around 25 would be 1/8 apart: the likeliest tokens would often tie.
+        return self._head.fp32(normed)
 
     def _buffers(self, num_rows: int) -> _Scratch:
         """Scratch of exactly num_rows; steady decoding finds the last step's again."""

@@ -41,7 +41,8 @@ class CpuKernels:
         for add in (False, True):
             rows.rms_norm_kernel(config.hidden_size, bf16, add)
         rows.silu_mul_kernel(bf16)
-        product.product_kernel(bf16)
+        product.product_kernel(bf16, bf16)
+        product.product_kernel(bf16, False)  # the head
         rope.rope_write_kv_kernel(config.head_size, bf16)
         decode.paged_decode_kernel(config.head_size, group, bf16)
         decode.merge_kernel(config.head_size, bf16)

@@ -60,7 +60,7 @@ def multiply(
     x       [T, in] fp32, dense rows
     packed  [ceil(out / 16), in, 16] fp32 or bf16, dense
     bias    [16 * ceil(out / 16)] fp32
-    out     [T, out] of the dtype of packed, dense rows
+    out     [T, out] fp32 or the dtype of packed, dense rows
 
     Raises ValueError if they do not fit.
     """
@@ -70,13 +70,13 @@ def multiply(
         x.shape != (num_rows, depth)
         or x.dtype != torch.float32
         or x.stride(1) != 1
-        or out.dtype != packed.dtype
+        or out.dtype not in (torch.float32, packed.dtype)
         or out.stride(1) != 1
         or num_panels != -(-num_outputs // PANEL)
     ):
         raise ValueError(
             f"x {tuple(x.shape)} {x.dtype} and out {tuple(out.shape)} {out.dtype}: "
-            f"need fp32 [T, {depth}] and {packed.dtype} [T, out], dense rows"
+            f"need fp32 [T, {depth}] and fp32 or {packed.dtype} [T, out], dense rows"
         )
     # The panel at the end may be wider than what is left of a row.
     last = x.new_empty(num_rows, PANEL) if num_outputs % PANEL else x
@@ -95,7 +95,7 @@ def multiply(
         num_outputs,
         last.data_ptr(),
     )
-    compiled = product_kernel(packed.dtype == torch.bfloat16)
+    compiled = product_kernel(packed.dtype == torch.bfloat16, out.dtype == torch.bfloat16)
     if team.num_threads > 1:
         team.run(compiled.address, arguments)
     else:
@@ -103,8 +103,8 @@ def multiply(
 
 
 @functools.cache
-def product_kernel(bf16: bool) -> Any:
-    """The whole of `multiply`.
+def product_kernel(bf16: bool, bf16_out: bool) -> Any:
+    """The whole of `multiply`, for weights and results in bf16 or fp32.
 
     Arguments: team (2); x, its row stride; T; packed; in; bias; out, its row stride;
     number of outputs; room for the last panel [T, 16] fp32.
@@ -119,7 +119,7 @@ def product_kernel(bf16: bool) -> Any:
         for panel in range(me * num_panels // arguments[1], (me + 1) * num_panels // arguments[1]):
             weights = elements(arguments[5], panel * PANEL * depth, bf16)
             bias = f32_plus(f32_at(arguments[7]), panel * PANEL)
-            out = elements(arguments[8], panel * PANEL, bf16)
+            out = elements(arguments[8], panel * PANEL, bf16_out)
             left = num_outputs - panel * PANEL
             if left >= PANEL:
                 multiply_panel(x, x_stride, num_rows, weights, depth, bias, out, arguments[9])

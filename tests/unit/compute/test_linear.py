@@ -39,6 +39,17 @@ def test_product_of_any_size_equals_torchs(dtype, num_outputs, depth):
     torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance)
 
 
+def test_fp32_results_of_bf16_weights_are_not_rounded():
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(40, 100, generator=generator).bfloat16()
+    x = torch.randn(9, 100, generator=generator).bfloat16()
+    linear = Linear(weight, None)
+    out = linear.fp32(x)
+    expected = x.double() @ weight.double().t()
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(out.bfloat16(), linear(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_gets_the_same_result_alone_and_in_any_batch(dtype):
     generator = torch.Generator().manual_seed(2)
