@@ -12,12 +12,14 @@ import httpx
 import psutil
 import pytest
 
-from tests.integration.running import pools_of, start_quire
+from tests.integration.running import free_port, pools_of, start_quire
 
 
 def run_up(*flags: str) -> subprocess.CompletedProcess:
+    """A start that is to fail, on ports that are free unless the flags say otherwise."""
+    ports = [f"--{name}=127.0.0.1:{free_port()}" for name in ("http", "grpc")]
     return subprocess.run(
-        [sys.executable, "-m", "services.cli", "up", *flags],
+        [sys.executable, "-m", "services.cli", "up", *ports, *flags],
         capture_output=True,
         text=True,
         timeout=120,
