@@ -104,7 +104,7 @@ class _TomlSource(PydanticBaseSettingsSource):
             return {}
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:  # not TOML, or not UTF-8
             raise StartupError(f"configuration file {path}: {error}") from None
         names = {key.replace("-", "_"): value for key, value in values.items()}
         unknown = sorted(set(names) - known_options())

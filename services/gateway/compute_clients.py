@@ -30,6 +30,8 @@ _GOODBYE_SECONDS = 2.0
 # Token and block ids of sequences in one message: at most 5 bytes each, 4 MiB in all.
 _MAX_STATE_NUMBERS = 400_000
 
+_LEAST_TOP_P = 1e-30
+
 _CLOSED = "compute: the stream is closed"
 
 
@@ -285,7 +287,8 @@ def _sampling_message(options: ports.SamplingOptions) -> common_pb2.SamplingOpti
     return common_pb2.SamplingOptions(
         temperature=options.temperature,
         top_k=options.top_k,
-        top_p=options.top_p,
+        # A share that a float32 cannot hold would arrive as 0, which means no limit.
+        top_p=max(options.top_p, _LEAST_TOP_P),
         min_p=options.min_p,
         seed=options.seed,
         sequence_index=options.sequence_index,

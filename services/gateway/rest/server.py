@@ -58,6 +58,9 @@ class RestServer:
         except OSError as error:
             reason = error.strerror or str(error)
             raise StartupError(f"cannot listen on {self.address}: {reason}") from None
+        # asyncio does this only for sockets that name their protocol. Without it, every
+        # answer after the first on a connection waits for the client's delayed ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._port = listener.getsockname()[1]
         return listener
 
