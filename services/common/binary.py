@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
@@ -17,7 +17,9 @@ S = TypeVar("S", bound=LogSettings)
 _log = structlog.get_logger()
 
 
-def run(name: str, settings: S, serve: Callable[[S, StartupReport], Awaitable[None]]) -> int:
+def run(
+    name: str, settings: S, serve: Callable[[S, StartupReport], Coroutine[Any, Any, None]]
+) -> int:
     """Run `serve` until it returns. The exit status: 0, or 1 if it could not start.
 
     An error with a `reason` (ours, with a text for people) becomes one line; any
@@ -26,7 +28,7 @@ def run(name: str, settings: S, serve: Callable[[S, StartupReport], Awaitable[No
     logs.configure(settings.log_level, settings.log_format, name)
     with StartupReport() as report:
         try:
-            asyncio.run(_awaited(serve(settings, report)))
+            asyncio.run(serve(settings, report))
         except StartupError as error:
             report.failed(str(error))
             return 1
@@ -36,7 +38,3 @@ def run(name: str, settings: S, serve: Callable[[S, StartupReport], Awaitable[No
             report.failed(" ".join(str(error).split()) or repr(error))
             return 1
     return 0
-
-
-async def _awaited(work: Awaitable[None]) -> None:
-    await work
