@@ -44,7 +44,7 @@ class EngineSettings:
     queue_timeout: float = 30.0  # that queued requests wait for lost workers
     probe_interval: float = 2.0  # between looks at the workers while idle
     first_backoff: float = 0.05  # between attempts to connect, doubling
-    last_backoff: float = 2.0
+    last_backoff: float = 0.5
 
 
 class Engine:

@@ -55,9 +55,12 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
+    """`request_id` is for the log only."""
+
     sequence_id: str
     token_ids: Sequence[int]
     namespace: Namespace
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +148,16 @@ class KvStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """All that compute must know of a sequence; replaces what it knew before."""
+    """All that compute must know of a sequence; replaces what it knew before.
+
+    `request_id` is for the log only.
+    """
 
     sequence_id: str
     token_ids: Sequence[int]
     block_ids: Sequence[int]
     sampling: SamplingOptions
+    request_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,7 @@ class Scheduler:
     """
 
     def __init__(self, limits: Limits, eos_ids: Iterable[int], owner: str) -> None:
-        """`owner` makes sequence ids unique among all drivers that a kvstore has seen.
-
-        They begin with the request id, which finds them in every service's log.
-        """
+        """`owner` makes sequence ids unique among all drivers that a kvstore has seen."""
         self._limits = limits
         self._max_running = min(limits.max_running, limits.token_budget)
         self._eos_ids = frozenset(eos_ids)
@@ -232,7 +229,9 @@ class Scheduler:
             self._opening[sequence.id] = sequence
             backlog += len(sequence.token_ids)
             namespace = Namespace(self._fingerprint, tenant=sequence.request.tenant)
-            plans.append(OpenPlan(sequence.id, tuple(sequence.token_ids), namespace))
+            plans.append(
+                OpenPlan(sequence.id, tuple(sequence.token_ids), namespace, sequence.log_id)
+            )
         return plans
 
     def _make_room(self) -> None:

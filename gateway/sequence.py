@@ -37,6 +37,10 @@ class Sequence:
     is_ended: bool = False
 
     @property
+    def log_id(self) -> str:
+        return self.request.log_id or self.request.request_id
+
+    @property
     def num_generated(self) -> int:
         return len(self.token_ids) - len(self.request.prompt_ids)
 
@@ -106,7 +110,11 @@ class Sequence:
             return None
         self.num_blocks_sent = len(self.block_ids)
         return SequenceState(
-            self.id, tuple(self.token_ids), tuple(self.block_ids), self.request.sampling
+            self.id,
+            tuple(self.token_ids),
+            tuple(self.block_ids),
+            self.request.sampling,
+            self.log_id,
         )
 
     def take_extension(self) -> TableExtension | None:

@@ -19,6 +19,8 @@ class GenerationRequest:
     """A validated request for one continuation of `prompt_ids`.
 
     max_tokens None means: as many as the model's length and the pool allow.
+    `log_id` is what the logs of all services call it; empty: its request_id. Unlike
+    that, it comes from the client and need not be unique.
     """
 
     request_id: str
@@ -28,6 +30,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     tenant: str = ""
+    log_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,10 +46,10 @@ class Workers:
         # Compute lets the next driver in once the last one's step has ended.
         async with _deadline(self._step_timeout, "compute does not open a stream"):
             self._stream = await self._compute.open_stream()
-        async with _deadline(_CALL_TIMEOUT, "the workers do not answer"):
-            model = await self._compute.get_model()
+        async with _deadline(_CALL_TIMEOUT, "the kvstore does not answer"):
             await self._kv.update_sequences(Update(closes=(*self._probe.closes, *orphans)))
-        return model
+        async with _deadline(_CALL_TIMEOUT, "compute does not answer"):
+            return await self._compute.get_model()
 
     async def disconnect(self) -> None:
         """Let go of compute's stream. Never raises; safe to repeat."""
@@ -71,8 +71,9 @@ class Workers:
 
     async def probe(self) -> ModelInfo:
         """See that both still answer."""
-        async with _deadline(_CALL_TIMEOUT, "the workers do not answer"):
+        async with _deadline(_CALL_TIMEOUT, "the kvstore does not answer"):
             await self._kv.update_sequences(self._probe)
+        async with _deadline(_CALL_TIMEOUT, "compute does not answer"):
             return await self._compute.get_model()
 
     async def submit(self, step: Step) -> None:
@@ -95,9 +96,12 @@ class Workers:
             asyncio.ensure_future(self._result(step)),
         )
         try:
-            async with _deadline(self._step_timeout, "a step is overdue"):
+            async with asyncio.timeout(self._step_timeout):
                 changes, _, result = await asyncio.gather(*tasks)
                 return changes, result
+        except TimeoutError:
+            late = "the kvstore" if tasks[0].cancelled() else "compute"
+            raise _overdue(f"{late} is overdue with a step", self._step_timeout) from None
         finally:
             for task in tasks:
                 task.cancel()
@@ -120,4 +124,8 @@ async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise WorkerUnavailable(f"{what}: nothing for {seconds:g} s") from None
+        raise _overdue(what, seconds) from None
+
+
+def _overdue(what: str, seconds: float) -> WorkerUnavailable:
+    return WorkerUnavailable(f"{what}: nothing for {seconds:g} s")

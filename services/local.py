@@ -15,6 +15,7 @@ from kvstore.manager import PageManager
 from services.common import config, model_files
 from services.common.model_files import Progress
 from services.compute import worker
+from services.compute.step_thread import new_executor
 from services.gateway.compute_clients import LocalCompute
 from services.gateway.kvstore_clients import LocalKvStore
 
@@ -58,10 +59,14 @@ class LocalQuire:
         """Load the model and make the pool. Raises what worker.load and PageManager raise."""
         found = model_files.find(settings.model, settings.cache_dir, progress)
         self.manager = PageManager(kv_memory_bytes, block_size)
-        self.runner: StepRunner = worker.load(settings, LocalPoolProvider(self.manager), progress)
+        executor = new_executor()
+        provider = LocalPoolProvider(self.manager)
+        self.runner: StepRunner = executor.submit(
+            worker.load, settings, provider, progress
+        ).result()
         self.engine = Engine(
             LocalKvStore(self.manager),
-            LocalCompute(self.runner),
+            LocalCompute(self.runner, executor),
             Tokenizer.load(found.directory),
             engine_settings,
         )

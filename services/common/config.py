@@ -157,6 +157,9 @@ class ApiSettings(_Settings):
     step_timeout: float = Field(
         60.0, gt=0, description="seconds after which a step counts as stalled"
     )
+    queue_timeout: float = Field(
+        30.0, ge=0, description="seconds that waiting requests outlast a lost worker"
+    )
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="largest HTTP request body")
     drain_timeout: float = Field(
         5.0, ge=0, description="seconds that running requests get at shutdown"

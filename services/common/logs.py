@@ -60,4 +60,6 @@ def _route_standard_logging(
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(max(level, logging.WARNING))
+    root.setLevel(max(level, logging.WARNING))  # theirs only when something is wrong
+    for domain in ("gateway", "kvstore", "compute"):
+        logging.getLogger(domain).setLevel(level)

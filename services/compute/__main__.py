@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from typing import Any
 
 from quire.compute.v1 import compute_pb2, compute_pb2_grpc
 
@@ -14,7 +15,7 @@ from services.common.startup import StartupReport
 from services.compute import worker
 from services.compute.pool_provider import GrpcPoolProvider
 from services.compute.servicer import ComputeServicer
-from services.compute.step_thread import StepThread
+from services.compute.step_thread import StepThread, new_executor
 
 _SERVICE = compute_pb2.DESCRIPTOR.services_by_name["ComputeService"].full_name
 
@@ -34,14 +35,16 @@ async def serve(settings: config.ComputeSettings, report: StartupReport) -> None
     stopping = asyncio.create_task(stopped.wait())
     try:
         await server.start()
-        loading = asyncio.create_task(
-            asyncio.to_thread(worker.load, settings, provider, report.progress)
+        executor = new_executor()
+        loading = asyncio.wrap_future(
+            executor.submit(worker.load, settings, provider, report.progress)
         )
-        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        first: set[asyncio.Future[Any]] = {loading, stopping}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             # A thread cannot be cancelled; it has done nothing yet that others could see.
             os._exit(0)
-        thread = StepThread(loading.result())
+        thread = StepThread(loading.result(), executor)
         servicer.serve(thread)
         await server.set_serving(True)
         report.ready(listen=settings.listen, model=settings.model)

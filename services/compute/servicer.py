@@ -77,6 +77,7 @@ async def _read(
             for state in request.sequences:
                 _log.info(
                     "sequence received",
+                    request_id=state.request_id,
                     sequence_id=state.sequence_id,
                     num_tokens=len(state.token_ids),
                     step_id=request.step_id,

@@ -10,6 +10,15 @@ from compute.ports import StepRunner
 from compute.types import ModelInfo, PoolHandle, Step, StepResult
 
 
+def new_executor() -> ThreadPoolExecutor:
+    """One thread for all arithmetic of a runner: to load its model, then to run its steps.
+
+    A second thread would start a second OpenMP team. With more threads than cores the
+    runtime stops spinning between kernels, which makes a decode step half as long again.
+    """
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="steps")
+
+
 class StepThread:
     """Keeps a StepRunner's work off the event loop, in the order it was asked for.
 
@@ -17,9 +26,10 @@ class StepThread:
     event loop.
     """
 
-    def __init__(self, runner: StepRunner) -> None:
+    def __init__(self, runner: StepRunner, executor: ThreadPoolExecutor) -> None:
+        """`executor` is the one that loaded the runner; it is ours from now on."""
         self._runner = runner
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="steps")
+        self._executor = executor
         self._driver: StepSession | None = None
 
     async def model(self) -> tuple[ModelInfo, PoolHandle]:

@@ -34,6 +34,7 @@ def engine_settings(settings: config.ApiSettings) -> EngineSettings:
         ),
         step_timeout=settings.step_timeout,
         drain_timeout=settings.drain_timeout,
+        queue_timeout=settings.queue_timeout,
     )
 
 

@@ -38,12 +38,14 @@ def conversation(chat: pb.ChatMessages) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in chat.messages]
 
 
-def generation_request(request: pb.GenerateRequest, prompt_ids: list[int]) -> GenerationRequest:
+def generation_request(
+    request: pb.GenerateRequest, request_id: str, prompt_ids: list[int]
+) -> GenerationRequest:
     """Raises InvalidField for what only the wire can get wrong."""
     if request.max_token_count < 0:
         raise InvalidField("max_token_count", "max_token_count: must not be negative")
     return GenerationRequest(
-        request_id=_request_id(request.request_id),
+        request_id=request_id,
         prompt_ids=prompt_ids,
         max_tokens=request.max_token_count or None,
         sampling=_sampling(request.sampling, request.use_seed),
@@ -76,7 +78,8 @@ def wire_names(request: pb.GenerateRequest | pb.TokenizeRequest) -> Iterator[Non
         raise renamed(error, field) from None
 
 
-def _request_id(given: str) -> str:
+def request_id(given: str) -> str:
+    """The client's own id, or a new one. Raises InvalidField."""
     if not given:
         return f"gen-{uuid.uuid4().hex}"
     if not _REQUEST_ID.fullmatch(given):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from quire.common.v1 import common_pb2
@@ -72,6 +73,9 @@ class GrpcCompute:
         except TimeoutError:
             call.cancel()
             raise WorkerUnavailable("compute does not answer") from None
+        except asyncio.CancelledError:  # or our forgotten call would keep the driver's seat
+            call.cancel()
+            raise
         return GrpcStepStream(call)
 
     async def close(self) -> None:
@@ -157,8 +161,9 @@ class LocalCompute:
     The runner stays its maker's to close.
     """
 
-    def __init__(self, runner: StepRunner) -> None:
-        self._thread = StepThread(runner)
+    def __init__(self, runner: StepRunner, executor: ThreadPoolExecutor) -> None:
+        """`executor` as in StepThread."""
+        self._thread = StepThread(runner, executor)
 
     async def get_model(self) -> ports.ModelInfo:
         try:
@@ -265,6 +270,7 @@ def _step_message(step: ports.Step) -> pb.RunStepsRequest:
                 token_ids=state.token_ids,
                 block_ids=state.block_ids,
                 sampling=_sampling_message(state.sampling),
+                request_id=state.request_id,
             )
             for state in step.sequences
         ],

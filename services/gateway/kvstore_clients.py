@@ -154,6 +154,7 @@ def _update(update: ports.Update, opens: Sequence[ports.OpenPlan]) -> pb.UpdateS
                 sequence_id=plan.sequence_id,
                 token_ids=plan.token_ids,
                 namespace=common_pb2.Namespace(**plan.namespace._asdict()),
+                request_id=plan.request_id,
             )
             for plan in opens
         ],

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 
 import grpc
+import structlog
 from quire.gateway.v1 import gateway_pb2 as pb
 from quire.gateway.v1 import gateway_pb2_grpc as pb_grpc
 
 from gateway.errors import InvalidField
+from services.common.errors import status_of
 from services.gateway import codec
 from services.gateway.frontend import Frontend
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+
+
+_log = structlog.get_logger()
 
 
 class GenerationServicer(pb_grpc.GenerationServiceServicer):
@@ -24,11 +30,12 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         self, request: pb.GenerateRequest, _context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
         """A cancelled call ends in here with CancelledError, which closes the events."""
+        request_id = codec.request_id(request.request_id)
         name, frontend = request.model, self._frontend
-        model = frontend.model(name) if name else frontend.default_model()
-        with codec.wire_names(request):
+        with _reported("Generate", request_id), codec.wire_names(request):
+            model = frontend.model(name) if name else frontend.default_model()
             prompt_ids = await self._prompt_ids(request)
-            generation = codec.generation_request(request, prompt_ids)
+            generation = codec.generation_request(request, request_id, prompt_ids)
             async with aclosing(frontend.generate(generation)) as events:
                 async for event in events:
                     yield codec.generate_response(event, model.model_id)
@@ -74,3 +81,18 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     ) -> pb.CancelGenerationResponse:
         self._frontend.cancel(request.request_id)
         return pb.CancelGenerationResponse()
+
+
+@contextmanager
+def _reported(method: str, request_id: str) -> Iterator[None]:
+    """One line in the log when a call has ended, as REST requests have."""
+    began, status = time.monotonic(), "CANCELLED"  # unless it ends by itself
+    try:
+        yield
+        status = "OK"
+    except Exception as error:
+        status = status_of(error).code.name
+        raise
+    finally:
+        seconds = round(time.monotonic() - began, 4)
+        _log.info("request", method=method, request_id=request_id, status=status, seconds=seconds)

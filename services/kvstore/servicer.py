@@ -64,10 +64,12 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
         self, request: pb.UpdateSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.UpdateSequencesResponse:
         closed = [sequence_id for sequence_id in request.closes if self._kv.is_open(sequence_id)]
+        request_ids = {plan.sequence_id: plan.request_id for plan in request.opens}
         result = self._kv.update(codec.update(request))
         for opened in result.opened:
             _log.info(
                 "sequence opened",
+                request_id=request_ids[opened.sequence_id],
                 sequence_id=opened.sequence_id,
                 num_blocks=len(opened.block_ids),
                 num_cached_tokens=opened.num_cached_tokens,
@@ -75,7 +77,7 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
         for refusal in result.refused:
             _log.info("refused", sequence_id=refusal.sequence_id, reason=refusal.reason)
         for sequence_id in closed:
-            _log.info("sequence closed", sequence_id=sequence_id)
+            _log.debug("sequence closed", sequence_id=sequence_id)
         return codec.update_result(result)
 
     async def ListSequences(

@@ -16,7 +16,7 @@ from kvstore.manager import PageManager
 from kvstore.types import KvShape
 from services.common.server import GrpcServer
 from services.compute.servicer import ComputeServicer
-from services.compute.step_thread import StepThread
+from services.compute.step_thread import StepThread, new_executor
 from services.gateway.compute_clients import GrpcCompute, LocalCompute
 from services.gateway.kvstore_clients import GrpcKvStore, LocalKvStore
 from services.kvstore.servicer import KvCacheServicer
@@ -108,6 +108,7 @@ class FakeRunner:
         return ct.PoolHandle("quire-none", 0, 4096, layout, self.generation)
 
     def refresh_pool(self) -> None:
+        self.gate.wait(30)
         if self.refresh_error is not None:
             raise self.refresh_error
         self.generation = self.present_generation
@@ -152,12 +153,12 @@ class ComputeSystem:
 async def compute(request, tmp_path) -> AsyncIterator[ComputeSystem]:
     runner = FakeRunner()
     if request.param == "local":
-        client = LocalCompute(runner)
+        client = LocalCompute(runner, new_executor())
         yield ComputeSystem(client, runner)
         runner.gate.set()
         await client.close()
         return
-    thread = StepThread(runner)
+    thread = StepThread(runner, new_executor())
     servicer = ComputeServicer()
     servicer.serve(thread)
     address = f"unix:{tmp_path / 'compute.sock'}"

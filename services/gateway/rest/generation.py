@@ -79,7 +79,7 @@ class GenerationRoutes:
         form: Format,
     ) -> Response:
         structlog.contextvars.bind_contextvars(generation_id=head.id)
-        requests = _requests(asked, prompts, head.id)
+        requests = _requests(asked, prompts, head.id, request.state.request_id)
         events = merged([self._frontend.generate(one) for one in requests])
         answers = [Answer() for _ in prompts]
         if not asked.stream:
@@ -93,7 +93,7 @@ class GenerationRoutes:
 
 
 def _requests(
-    asked: GenerationOptions, prompts: Sequence[list[int]], answer_id: str
+    asked: GenerationOptions, prompts: Sequence[list[int]], answer_id: str, log_id: str
 ) -> list[GenerationRequest]:
     # One prompt's answer has the id that its client sees, so that it can be cancelled.
     ids = [answer_id] if len(prompts) == 1 else [f"{answer_id}-{i}" for i in range(len(prompts))]
@@ -113,6 +113,7 @@ def _requests(
             sampling=sampling,
             stop=tuple(asked.stop or ()),
             ignore_eos=bool(asked.ignore_eos),
+            log_id=log_id,
         )
         for request_id, prompt in zip(ids, prompts, strict=True)
     ]

@@ -32,6 +32,7 @@ class Observer:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
         began, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from compute.errors import DriverBusy, PoolUnavailable
 from compute.types import Step, StepResult
-from services.compute.step_thread import StepThread
+from services.compute.step_thread import StepThread, new_executor
 
 
 class Runner:
@@ -44,7 +44,7 @@ def runner():
 
 @pytest.fixture
 async def thread(runner):
-    thread = StepThread(runner)
+    thread = StepThread(runner, new_executor())
     yield thread
     runner.gate.set()
     await asyncio.to_thread(thread.close)
