@@ -47,7 +47,8 @@ def main() -> None:
     kernels = CpuKernels()
     loaded = load_model(files.directory, files.weights, arguments.dtype, kernels)
     model_config = loaded.decoder.config
-    length = arguments.prompt + arguments.steps + 2 * _BURST
+    num_bursts = -(-arguments.steps // _BURST)
+    length = arguments.prompt + num_bursts * (_BURST + 1)
     blocks = max(arguments.batch) * -(-length // arguments.block_size)
     bound = _Products(model_config, torch_dtype(arguments.dtype))
     with PrivatePool(num_blocks=blocks, block_size=arguments.block_size) as pool:

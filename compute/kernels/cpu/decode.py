@@ -98,13 +98,22 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
                 for b in range(start, stop, block_size):
                     block = np.int64(table[b // block_size]) * block_stride
                     count = min(block_size, stop - b)
+                    # The next block may lie anywhere, so nobody else can fetch it ahead.
+                    following = table[b // block_size]
+                    if b + block_size < seq_lens[n]:
+                        following = table[b // block_size + 1]
+                    elif n + 1 < num_sequences:
+                        following = i32_at(arguments[12] + (n + 1) * arguments[13] * 4)[0]
+                    ahead = np.int64(following) * block_stride - block
                     for h in range(num_kv_heads):
                         k_at = block + h * head_stride
                         k = elements(kv, k_at, bf16)
                         v = elements(kv, k_at + v_offset, bf16)
+                        next_k = elements(kv, k_at + ahead, bf16)
+                        next_v = elements(kv, k_at + ahead + v_offset, bf16)
                         first_row = h * group * head_size
                         rows_q, rows_acc = f32_plus(q, first_row), f32_plus(acc, first_row)
-                        scores(rows_q, group, k, token_stride, count, p, _WIDTH, head_size)
+                        scores(rows_q, group, k, token_stride, count, p, _WIDTH, head_size, next_k)
                         for g in range(group):
                             absorb(
                                 f32_plus(rows_acc, g * head_size),
@@ -113,7 +122,9 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
                                 count,
                                 head_size,
                             )
-                        add_values(rows_acc, group, v, token_stride, count, p, _WIDTH, head_size)
+                        add_values(
+                            rows_acc, group, v, token_stride, count, p, _WIDTH, head_size, next_v
+                        )
                 if seq_lens[n] > PIECE:
                     continue  # left to the merge
                 for i in range(num_heads):

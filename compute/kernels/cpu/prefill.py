@@ -107,13 +107,13 @@ def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
                         block_id = np.int64(table[(start + b) // block_size])
                         at = block_id * block_stride + h * head_stride + phase * v_offset
                         tokens = min(block_size, count - b)
-                        weights = f32_plus(p, b)
+                        p_b = f32_plus(p, b)
                         block = elements(kv, at, bf16)
                         if phase == 0:
-                            scores(q, rows, block, token_stride, tokens, weights, TILE, head_size)
+                            scores(q, rows, block, token_stride, tokens, p_b, TILE, head_size, None)
                         else:
                             add_values(
-                                acc, rows, block, token_stride, tokens, weights, TILE, head_size
+                                acc, rows, block, token_stride, tokens, p_b, TILE, head_size, None
                             )
             for row in range(rows):
                 t, g = first + row // group, h * group + row % group

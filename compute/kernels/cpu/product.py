@@ -26,12 +26,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from compute.kernels.cpu.jit import elements, f32_at, f32_plus, kernel, load, store, thread_number
-from compute.kernels.cpu.vectors import WIDTH, add_product, load_vector, splat, store_vector
+from compute.kernels.cpu.vectors import (
+    WIDTH,
+    add_product,
+    emit_prefetch,
+    load_vector,
+    splat,
+    store_vector,
+)
 from compute.threads import Team
 
 PANEL = 2 * WIDTH  # outputs
 _MOST_ROWS = 6  # per pass
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_I8, _I64 = ir.IntType(8), ir.IntType(64)
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -198,9 +205,4 @@ def _emit_prefetch(builder: Any, weights: Any, ahead: Any, step: Any, num_passes
     fraction = builder.sdiv(_I64(1 << 16), num_passes)
     part = builder.lshr(builder.mul(step, fraction), _I64(16))
     at = builder.gep(weights, [builder.mul(builder.add(ahead, part), _I64(PANEL))])
-    prefetch = cgutils.get_or_insert_function(
-        builder.module,
-        ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32]),
-        "llvm.prefetch.p0",
-    )
-    builder.call(prefetch, [builder.bitcast(at, _I8.as_pointer()), _I32(0), _I32(2), _I32(1)])
+    emit_prefetch(builder, at)

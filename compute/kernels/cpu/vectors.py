@@ -23,7 +23,7 @@ WIDTH = 8  # floats per vector; LLVM splits it where the registers are shorter
 _TOKENS = 4  # tokens per pass of `scores`
 _SCORE_ROWS, _VALUE_ROWS = 2, 3  # most rows per pass
 _COLUMNS = {1: 8, 2: 4, 3: 3}  # vectors per pass of `add_values`, by its rows
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _F32 = ir.FloatType()
 _VECTOR = ir.VectorType(_F32, WIDTH)
 _ZERO = ir.Constant(_VECTOR, [0.0] * WIDTH)
@@ -31,19 +31,22 @@ _ZERO = ir.Constant(_VECTOR, [0.0] * WIDTH)
 
 @intrinsic(prefer_literal=True)
 def scores(  # type: ignore[no-untyped-def]
-    _context, q, _num_rows, k, _stride, _count, p, _width, head_size
+    _context, q, _num_rows, k, _stride, _count, p, _width, head_size, ahead
 ):
-    """scores(q, num_rows, k, stride, count, p, width, head_size): p = q k^T.
+    """scores(q, num_rows, k, stride, count, p, width, head_size, ahead): p = q k^T.
 
     q [num_rows, head_size] and p [num_rows, width] are dense fp32; k holds `count` rows
     of fp32 or bf16, `stride` elements apart. p is also written, with nonsense, up to the next
-    multiple of 4.
+    multiple of 4. Meanwhile as many rows from `ahead` on, if not None, are fetched into
+    the caches.
     """
     size = head_size.literal_value
-    signature = types.void(q, types.int64, k, types.int64, types.int64, p, types.int64, head_size)
+    signature = types.void(
+        q, types.int64, k, types.int64, types.int64, p, types.int64, head_size, ahead
+    )
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        q, num_rows, k, stride, count, p, width, _ = args
+        q, num_rows, k, stride, count, p, width, _, next_k = args
         last = builder.sub(count, _I64(1))
         groups = builder.sdiv(builder.add(count, _I64(_TOKENS - 1)), _I64(_TOKENS))
 
@@ -55,7 +58,12 @@ def scores(  # type: ignore[no-untyped-def]
                     token = builder.add(first, _I64(j))
                     # A group that reaches past the end repeats the last token.
                     token = builder.select(builder.icmp_signed("<", token, last), token, last)
-                    keys.append(builder.gep(k, [builder.mul(token, stride)]))
+                    at = builder.mul(token, stride)
+                    keys.append(builder.gep(k, [at]))
+                    if not isinstance(ahead, types.NoneType):
+                        # The first pass alone: the others find its lines on their way.
+                        with builder.if_then(builder.icmp_signed("==", first_row, _I64(0))):
+                            _emit_fetch(builder, next_k, at, size)
                 sums = [[_ZERO] * _TOKENS for _ in range(rows)]
                 for d in range(0, size, WIDTH):
                     vectors = [load_vector(builder, key, _I64(d)) for key in keys]
@@ -73,24 +81,27 @@ def scores(  # type: ignore[no-untyped-def]
                     store_vector(builder, _totals(builder, sums[r]), p, at)
 
         _for_passes(builder, num_rows, _SCORE_ROWS, one_pass)
-        return cgutils.get_null_value(ir.IntType(8).as_pointer())
+        return cgutils.get_null_value(_I8.as_pointer())
 
     return signature, codegen
 
 
 @intrinsic(prefer_literal=True)
 def add_values(  # type: ignore[no-untyped-def]
-    _context, acc, _num_rows, v, _stride, _count, p, _width, head_size
+    _context, acc, _num_rows, v, _stride, _count, p, _width, head_size, ahead
 ):
-    """add_values(acc, num_rows, v, stride, count, p, width, head_size): acc += p v.
+    """add_values(acc, num_rows, v, stride, count, p, width, head_size, ahead): acc += p v.
 
-    acc [num_rows, head_size] and p [num_rows, width] are dense fp32; v is like k of `scores`.
+    acc [num_rows, head_size] and p [num_rows, width] are dense fp32; v and `ahead` are like
+    those of `scores`.
     """
     size = head_size.literal_value
-    signature = types.void(acc, types.int64, v, types.int64, types.int64, p, types.int64, head_size)
+    signature = types.void(
+        acc, types.int64, v, types.int64, types.int64, p, types.int64, head_size, ahead
+    )
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        acc, num_rows, v, stride, count, p, width, _ = args
+        acc, num_rows, v, stride, count, p, width, _, next_v = args
 
         def one_pass(first_row: Any, rows: int) -> None:
             row_numbers = [builder.add(first_row, _I64(r)) for r in range(rows)]
@@ -110,7 +121,11 @@ def add_values(  # type: ignore[no-untyped-def]
                     for row in places
                 ]
                 with cgutils.for_range(builder, count, intp=_I64) as token:
-                    value = builder.gep(v, [builder.mul(token.index, stride)])
+                    offset = builder.mul(token.index, stride)
+                    value = builder.gep(v, [offset])
+                    if first == 0 and not isinstance(ahead, types.NoneType):
+                        with builder.if_then(builder.icmp_signed("==", first_row, _I64(0))):
+                            _emit_fetch(builder, next_v, offset, size)
                     vectors = [load_vector(builder, value, _I64(d)) for d in columns]
                     for row, slots in zip(row_numbers, sums, strict=True):
                         at = builder.add(builder.mul(row, width), token.index)
@@ -123,7 +138,7 @@ def add_values(  # type: ignore[no-untyped-def]
                         store_vector(builder, builder.load(slot), acc, at)
 
         _for_passes(builder, num_rows, _VALUE_ROWS, one_pass)
-        return cgutils.get_null_value(ir.IntType(8).as_pointer())
+        return cgutils.get_null_value(_I8.as_pointer())
 
     return signature, codegen
 
@@ -216,6 +231,23 @@ def store_vector(builder: Any, vector: Any, pointer: Any, index: Any) -> None:
         vector = emit_rounding(builder, vector)
     at = builder.bitcast(builder.gep(pointer, [index]), vector.type.as_pointer())
     builder.store(vector, at, align=2)
+
+
+def _emit_fetch(builder: Any, rows: Any, at: Any, size: int) -> None:
+    """Ask for `size` elements from rows[at] on."""
+    per_line = 64 // (4 if rows.type.pointee == _F32 else 2)
+    for d in range(0, size, per_line):
+        emit_prefetch(builder, builder.gep(rows, [builder.add(at, _I64(d))]))
+
+
+def emit_prefetch(builder: Any, address: Any) -> None:
+    """Ask for the line at `address`, which may be invalid."""
+    prefetch = cgutils.get_or_insert_function(
+        builder.module,
+        ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32]),
+        "llvm.prefetch.p0",
+    )
+    builder.call(prefetch, [builder.bitcast(address, _I8.as_pointer()), _I32(0), _I32(2), _I32(1)])
 
 
 def splat(builder: Any, scalar: Any) -> Any:
