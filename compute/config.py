@@ -12,6 +12,7 @@ from compute.types import KvShape
 
 _FAMILIES = ("llama", "mistral")
 _LARGEST = 2**31 - 1  # what the step contract can carry
+_MOST_LAYERS = 4096  # far beyond any model; a list of 2^31 names would exhaust the memory
 _HEAD_MULTIPLE = 8  # elements of a vector; kernels have no rest to handle
 _Number = TypeVar("_Number", int, float)
 
@@ -58,12 +59,15 @@ class ModelConfig:
                 f"num_attention_heads {num_q_heads}, num_key_value_heads {num_kv_heads}, "
                 f"head_dim {head_size}: heads must divide evenly and head_dim by {_HEAD_MULTIPLE}"
             )
+        num_layers = _positive(raw, "num_hidden_layers", int)
+        if num_layers > _MOST_LAYERS:
+            raise ModelUnsupported(f"num_hidden_layers {num_layers}: we run up to {_MOST_LAYERS}")
         rope = RopeConfig.from_dict(raw, head_size, max_positions)
         return cls(
             vocab_size=_positive(raw, "vocab_size", int),
             hidden_size=hidden_size,
             intermediate_size=_positive(raw, "intermediate_size", int),
-            num_layers=_positive(raw, "num_hidden_layers", int),
+            num_layers=num_layers,
             num_q_heads=num_q_heads,
             num_kv_heads=num_kv_heads,
             head_size=head_size,

@@ -39,6 +39,8 @@ class Tokenizer:
         self._template = _load_template(directory, settings)
         self._special_texts = self._vocabulary.special_texts
         self.vocab_size: int = self._splitter.get_vocab_size(with_added_tokens=True)
+        # Characters that one token can stand for, at most.
+        self.longest_token = max(map(len, self._splitter.get_vocab(with_added_tokens=True)))
         self.eos_ids = frozenset(self._find_eos(directory, settings))
 
     @classmethod
@@ -131,7 +133,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise InvalidField(field, f"{field}: text has a lone surrogate") from None
-        ids: list[int] = splitter.encode(text, add_special_tokens=add_special_tokens).ids
+        # A batch of one: unlike `encode`, this releases the GIL.
+        [encoding] = splitter.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def _find_eos(self, directory: Path, settings: dict[str, Any]) -> set[int]:

@@ -31,6 +31,21 @@ def validate_request(request: GenerationRequest, model: ModelInfo) -> None:
     _check_stops(request.stop)
 
 
+def validate_text(field: str, num_characters: int, longest_token: int, model: ModelInfo) -> None:
+    """Refuse a text too long for the model even if each token were `longest_token` characters.
+
+    To tokenize it first could take seconds. Raises InvalidField, CONTEXT_LENGTH_EXCEEDED.
+    """
+    limit = longest_token * model.max_sequence_length
+    if num_characters > limit:
+        raise InvalidField(
+            field,
+            f"the prompt has {num_characters} characters; the model's length of "
+            f"{model.max_sequence_length} tokens holds at most {limit}",
+            reason="CONTEXT_LENGTH_EXCEEDED",
+        )
+
+
 def longest_sequence(model: ModelInfo) -> int:
     """Most tokens of prompt and answer together, by the model and by the pool."""
     return min(model.max_sequence_length, _pool_tokens(model))
@@ -71,7 +86,8 @@ def _check_prompt(prompt_ids: Sequence[int], model: ModelInfo) -> None:
     if num_tokens + 1 > _pool_tokens(model):
         raise InvalidField(
             "prompt",
-            f"the prompt has {num_tokens} tokens; the page pool holds {_pool_tokens(model)}",
+            f"the prompt has {num_tokens} tokens; with at least one to generate the page pool "
+            f"takes {_pool_tokens(model)}",
             reason="PROMPT_EXCEEDS_POOL",
         )
     if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:

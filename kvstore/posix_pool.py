@@ -42,7 +42,7 @@ class PosixPool:
             NoRoomForPool: the memory does not hold it. Nothing is left behind.
         """
         sweep(directory)
-        _check_room(size_bytes, directory)
+        check_room(size_bytes, directory)
         path, descriptor = _create_locked(directory)
         pool = cls(path, descriptor)
         try:
@@ -97,7 +97,8 @@ def _create_locked(directory: Path) -> tuple[Path, int]:
         os.close(descriptor)
 
 
-def _check_room(size_bytes: int, directory: Path) -> None:
+def check_room(size_bytes: int, directory: Path = SHM_DIRECTORY) -> None:
+    """Raises NoRoomForPool if a pool of `size_bytes` would not fit now."""
     # Asked first because the kernel may kill a process that fills memory to the brim
     # instead of telling it that there is none left.
     available = _available_bytes(directory)

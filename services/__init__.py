@@ -10,3 +10,5 @@ import os
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # Threads of a step spin between its kernels and sleep soon after it: compute/threads.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "4000")
+# One text after the other: the cores belong to the arithmetic.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -71,7 +71,9 @@ class GgufFile:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._at = 0
             self._read(path)
-        except (ValueError, OverflowError, struct.error) as error:
+        except (struct.error, OverflowError):  # it ends within a number, or before it
+            raise WeightsInvalid(f"{path.name}: truncated or corrupt GGUF file") from None
+        except ValueError as error:
             raise WeightsInvalid(f"{path.name}: truncated or corrupt GGUF file: {error}") from None
 
     def _read(self, path: Path) -> None:

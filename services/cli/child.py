@@ -73,20 +73,27 @@ class Child:
         """Ask the child to end; kill it if it has not after `patience` seconds."""
         if self.process is None or self.exited is None:
             return
-        if self.process.returncode is None:
-            self.process.send_signal(signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(asyncio.shield(self.exited), patience)
         except TimeoutError:
             self._show(self.name, f"did not end within {patience:g} s; killed")
-            self.process.kill()
+            self.kill()
             await self.exited
+
+    def kill(self) -> None:
+        """End the process at once. Safe to repeat."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
 
     async def _wait(self) -> int:
         assert self.process is not None
         status = await self.process.wait()
         await asyncio.gather(*self._tasks)
-        self._fail(f"exited with status {status} before it was ready")
+        self._fail(f"{ending(status)} before it was ready")
         return status
 
     async def _follow_output(self) -> None:
@@ -116,6 +123,16 @@ class Child:
         if not self._ready.done():
             self._ready.set_exception(ChildFailed(f"{self.name}: {text}"))
             self._ready.exception()  # seen, even if nobody waits any more
+
+
+def ending(status: int) -> str:
+    """What an exit status says, in words."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:  # a number without a name
+        return f"was ended by signal {-status}"
 
 
 def _die_with_parent() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from services.common.startup import StartupError
-
-# Commands import what they run only when they run it: torch alone costs seconds.
+# Commands import what they run only when they run it: torch alone costs seconds. And an
+# interrupt while something is imported should end it without a traceback, too.
 
 
 def _up(arguments: list[str]) -> int:
@@ -79,7 +78,7 @@ def _usage() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 (it failed) or 2 (misuse)."""
+    """Run one command; the exit status is 0, 1 (it failed), 2 (misuse) or 130 (interrupted)."""
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())
@@ -88,9 +87,19 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"quire: no command {words[0]!r}\n\n{_usage()}", file=sys.stderr)
         return 2
     try:
-        return _COMMANDS[words[0]][0](words[1:])
-    except StartupError as error:
-        print(f"quire: {error}", file=sys.stderr)
-        return 1
+        return _run(_COMMANDS[words[0]][0], words[1:])
     except KeyboardInterrupt:
         return 130
+
+
+def _run(command: Callable[[list[str]], int], arguments: list[str]) -> int:
+    from services.common.config import ConfigError, doubtful_variables
+    from services.common.startup import StartupError
+
+    for sentence in doubtful_variables():
+        print(f"quire: {sentence}", file=sys.stderr)
+    try:
+        return command(arguments)
+    except StartupError as error:
+        print(f"quire: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1

@@ -66,6 +66,9 @@ class Screen:
             f"-d '{body}'"
         )
 
+    def say(self, text: str) -> None:
+        self._console.print(Text(f"quire: {text}"))
+
     def fail(self, text: str) -> None:
         self.clear()
         self._console.print(Text(f"quire: {text}", style="red"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
-from services.cli.child import Child, ChildFailed
+from services.cli.child import Child, ChildFailed, ending
+from services.cli.runtime_folder import runtime_folder
 from services.cli.screen import Screen
 from services.common import config, model_files
 from services.common.server import stop_signal
@@ -31,11 +31,8 @@ def main(arguments: list[str]) -> int:
             settings.cache_dir,
             lambda stage, done, total: screen.progress("quire", stage, done, total),
         )
-        runtime = Path(tempfile.mkdtemp(prefix="quire-"))  # mode 0700
-        try:
+        with runtime_folder() as runtime:
             return asyncio.run(_Supervisor(settings, found.model_id, runtime, screen).run())
-        finally:
-            shutil.rmtree(runtime, ignore_errors=True)
 
 
 def _check_free(name: str, address: str) -> None:
@@ -80,6 +77,8 @@ class _Supervisor:
             return 1
         finally:
             self._screen.clear()
+            if stopped.done():
+                self._screen.say("stopping; Ctrl-C again to end running requests at once")
             await self._stop()
 
     async def _until(
@@ -113,6 +112,7 @@ class _Supervisor:
 
     async def _spawn(self, name: str, kind: type[config.LogSettings], **values: str) -> None:
         child = Child(name, self._screen.log, self._screen.progress)
+        self._screen.progress(name, "start", 0, 1)
         self._children[name] = child
         values = values | {"listen": self._sockets[name]}
         flags = [
@@ -126,11 +126,24 @@ class _Supervisor:
         await asyncio.wait({stopped, *exits}, return_when=asyncio.FIRST_COMPLETED)
         for task, name in exits.items():
             if task.done():
-                self._screen.fail(f"{name} exited with status {task.result()}; stopping the others")
+                self._screen.fail(f"{name} {ending(task.result())}; stopping the others")
                 return 1
         return 0
 
     async def _stop(self) -> None:
+        """Stop all in order, or at once if another signal asks for it."""
+        stopping = asyncio.create_task(self._stop_in_order())
+        again = asyncio.create_task(stop_signal().wait())
+        first: set[asyncio.Task[Any]] = {stopping, again}
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        if not stopping.done():
+            for name in ("gateway", "compute"):  # the kvstore has a pool to remove
+                if name in self._children:
+                    self._children[name].kill()
+        await stopping
+        again.cancel()
+
+    async def _stop_in_order(self) -> None:
         """The gateway first, so that it can end its requests while the others still work."""
         for name in reversed(_ORDER):
             if name in self._children:
@@ -141,7 +154,6 @@ class _Supervisor:
 def _environment(name: str, settings: config.UpSettings) -> dict[str, str]:
     """Only compute does arithmetic; the others must not start threads beside it."""
     environment = dict(os.environ)
-    environment["TOKENIZERS_PARALLELISM"] = "false"
     environment.setdefault("NUMBA_CACHE_DIR", str(settings.cache_dir / "kernels"))
     if name != "compute":
         environment["OMP_NUM_THREADS"] = "1"

@@ -6,19 +6,28 @@ settings are the groups that it needs.
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import psutil
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from services.common.startup import StartupError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+
+_PREFIX = "QUIRE_"
+_CONFIG_FILE = "QUIRE_CONFIG"
+
+
+class ConfigError(StartupError):
+    """An option, a variable or the configuration file is wrong."""
+
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
@@ -35,7 +44,9 @@ def memory_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a size such as 1GiB, 500MB or 25%")
     number, unit = float(match[1]), match[2].lower()
     if unit == "%":
-        return int(psutil.virtual_memory().total * min(number, 100.0) / 100)
+        if number > 100:
+            raise ValueError(f"{text!r} is more than all of the memory")
+        return int(psutil.virtual_memory().total * number / 100)
     return int(number * _UNITS[unit])
 
 
@@ -43,6 +54,11 @@ def _check_size(text: str) -> str:
     if memory_bytes(text) <= 0:
         raise ValueError("must be above zero")
     return text
+
+
+def _size_text(value: object) -> object:
+    # A TOML file may have a number of bytes as a number.
+    return str(value) if type(value) is int else value
 
 
 def _check_host_port(text: str) -> str:
@@ -59,7 +75,7 @@ def _check_block_size(value: int) -> int:
 
 
 BlockSize = Annotated[int, AfterValidator(_check_block_size)]
-MemorySize = Annotated[str, AfterValidator(_check_size)]
+MemorySize = Annotated[str, BeforeValidator(_size_text), AfterValidator(_check_size)]
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
 
 
@@ -70,7 +86,7 @@ def _default_cache_dir() -> Path:
 
 class _Settings(BaseSettings):
     model_config = SettingsConfigDict(
-        env_prefix="QUIRE_",
+        env_prefix=_PREFIX,
         extra="ignore",  # the environment and the TOML file are shared by all commands
         cli_kebab_case=True,
         cli_implicit_flags=True,
@@ -98,19 +114,27 @@ class _TomlSource(PydanticBaseSettingsSource):
         return None, field_name, False  # all fields come from __call__
 
     def __call__(self) -> dict[str, Any]:
-        named = os.environ.get("QUIRE_CONFIG")
-        path = Path(named) if named else Path("quire.toml")
-        if not named and not path.exists():
+        path = _config_file()
+        if path is None:
             return {}
         try:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:  # not TOML, or not UTF-8
-            raise StartupError(f"configuration file {path}: {error}") from None
+            raise ConfigError(f"configuration file {path}: {error}") from None
         names = {key.replace("-", "_"): value for key, value in values.items()}
-        unknown = sorted(set(names) - known_options())
-        if unknown:
-            raise StartupError(f"configuration file {path}: unknown option {unknown[0]!r}")
+        for name, value in names.items():
+            if name not in known_options():
+                raise ConfigError(f"configuration file {path}: unknown option {name!r}")
+            if type(value) not in (str, int, float):
+                raise ConfigError(f"configuration file {path}: {name} must be a string or a number")
         return {key: value for key, value in names.items() if key in self.settings_cls.model_fields}
+
+
+def _config_file() -> Path | None:
+    """The file named by QUIRE_CONFIG, or ./quire.toml if it exists."""
+    named = os.environ.get(_CONFIG_FILE)
+    path = Path(named) if named else Path("quire.toml")
+    return path if named or path.exists() else None
 
 
 class LogSettings(_Settings):
@@ -127,9 +151,7 @@ class ModelSettings(_Settings):
         description="the built-in model's name, a GGUF file, a directory of safetensors, "
         "or a hub id",
     )
-    cache_dir: Path = Field(
-        default_factory=_default_cache_dir, description="where models and kernels are kept"
-    )
+    cache_dir: Path = Field(_default_cache_dir(), description="where models and kernels are kept")
 
 
 class PoolSettings(_Settings):
@@ -164,6 +186,12 @@ class ApiSettings(_Settings):
     drain_timeout: float = Field(
         5.0, ge=0, description="seconds that running requests get at shutdown"
     )
+
+    @model_validator(mode="after")
+    def _two_addresses(self) -> Self:
+        if self.http == self.grpc and not self.http.endswith(":0"):
+            raise ValueError(f"--http and --grpc are both {self.http}: they need a port each")
+        return self
 
 
 class KvStoreSettings(PoolSettings, LogSettings):
@@ -211,6 +239,21 @@ def known_options() -> set[str]:
     return {name for settings in _COMMANDS for name in settings.model_fields}
 
 
+def doubtful_variables() -> list[str]:
+    """A sentence for each QUIRE_* variable that is no option.
+
+    Not errors: Kubernetes, for one, sets QUIRE_PORT and others for a service `quire`.
+    """
+    options = {_PREFIX + name.upper() for name in known_options()} | {_CONFIG_FILE}
+    sentences = []
+    for name in sorted(os.environ):
+        if name.startswith(_PREFIX) and name not in options:
+            near = difflib.get_close_matches(name, sorted(options), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            sentences.append(f"{name} in the environment is not an option{hint}")
+    return sentences
+
+
 S = TypeVar("S", bound=_Settings)
 
 
@@ -218,16 +261,30 @@ def load(kind: type[S], command: str, arguments: list[str]) -> S:
     """Settings of a command from its flags, the environment and the TOML file.
 
     Raises:
-        StartupError: a value is wrong; the text names the option.
+        ConfigError: a value is wrong; the text says which, and where it stands.
         SystemExit: --help, or an unknown flag, already printed.
     """
     try:
         return kind(_cli_parse_args=arguments, _cli_prog_name=f"quire {command}")  # type: ignore[call-arg]
     except ValidationError as error:
         first = error.errors()[0]
-        name = "-".join(str(part) for part in first["loc"]).replace("_", "-")
-        text = first["msg"].removeprefix("Value error, ")
-        raise StartupError(f"--{name}: {text} (got {first['input']!r})") from None
+        name = "_".join(str(part) for part in first["loc"])
+        text, given = first["msg"].removeprefix("Value error, "), repr(first["input"])
+        if not name:  # several together
+            raise ConfigError(text) from None
+        if given not in text:
+            text += f" (got {given})"
+        raise ConfigError(f"{_place(name, arguments)}: {text}") from None
+
+
+def _place(name: str, arguments: list[str]) -> str:
+    """Where the value of an option was found, most important first."""
+    flag = "--" + name.replace("_", "-")
+    if any(word.partition("=")[0] == flag for word in arguments):
+        return flag
+    if (variable := _PREFIX + name.upper()) in os.environ:
+        return variable
+    return f"{name} in {_config_file()}"
 
 
 def to_toml(settings: BaseSettings) -> str:

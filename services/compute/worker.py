@@ -30,9 +30,11 @@ def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -
         lambda done, total: progress("load weights", done, total),
     )
     # Otherwise the first request would wait for the compiler.
-    progress("compile kernels", 0, 1)
-    kernels.warm_up(loaded.decoder.config, loaded.decoder.dtype)
-    progress("compile kernels", 1, 1)
+    kernels.warm_up(
+        loaded.decoder.config,
+        loaded.decoder.dtype,
+        lambda done, total: progress("compile kernels", done, total),
+    )
     return StepRunner(
         loaded.decoder,
         kernels,

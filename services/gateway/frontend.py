@@ -12,6 +12,7 @@ from gateway.engine import Engine
 from gateway.errors import InvalidField, ModelNotFound
 from gateway.ports import ModelInfo
 from gateway.types import Delta, GenerationEvent, GenerationRequest, Started
+from gateway.validation import validate_text
 from services.gateway.metrics import Metrics
 
 # Above this, tokenizing takes long enough to delay the tokens of others.
@@ -45,6 +46,20 @@ class Frontend:
     def is_ready(self) -> bool:
         return self._engine.is_ready()
 
+    def check_texts(self, texts: Sequence[str]) -> None:
+        """Raises InvalidField("prompt") for one that is too long to be tokenized."""
+        for text in texts:
+            self._check_text("prompt", len(text))
+
+    def check_conversation(self, messages: Conversation) -> None:
+        """Raises InvalidField("messages") for one that is too long to be tokenized."""
+        size = sum(len(message["content"]) for message in messages)
+        self._check_text("messages", size)
+
+    def _check_text(self, field: str, num_characters: int) -> None:
+        engine = self._engine
+        validate_text(field, num_characters, engine.tokenizer.longest_token, engine.model)
+
     async def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text."""
         encode = self._engine.tokenizer.encode
@@ -63,7 +78,8 @@ class Frontend:
         vocab_size = self._engine.model.vocab_size
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
-                raise InvalidField("token_ids", f"token_ids: {token_id} is not below {vocab_size}")
+                text = f"token_ids: {token_id} is not from 0 to {vocab_size - 1}"
+                raise InvalidField("token_ids", text)
         return self._engine.tokenizer.decode(token_ids)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent]:

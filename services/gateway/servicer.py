@@ -43,12 +43,15 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def _prompt_ids(self, request: pb.GenerateRequest) -> list[int]:
         kind = request.WhichOneof("prompt")
         if kind == "text":
+            self._frontend.check_texts([request.text])
             [token_ids] = await self._frontend.tokenize([request.text])
             return token_ids
         if kind == "token_ids":
             return list(request.token_ids.ids)
         if kind == "chat":
-            return await self._frontend.tokenize_chat(codec.conversation(request.chat))
+            conversation = codec.conversation(request.chat)
+            self._frontend.check_conversation(conversation)
+            return await self._frontend.tokenize_chat(conversation)
         raise InvalidField("prompt", "prompt: one of text, token_ids and chat is needed")
 
     async def Tokenize(  # noqa: N802
@@ -79,6 +82,8 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
     async def CancelGeneration(  # noqa: N802
         self, request: pb.CancelGenerationRequest, _context: grpc.aio.ServicerContext
     ) -> pb.CancelGenerationResponse:
+        if not request.request_id:
+            raise InvalidField("request_id", "request_id: it is empty")
         self._frontend.cancel(request.request_id)
         return pb.CancelGenerationResponse()
 

@@ -7,6 +7,7 @@ import sys
 from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from kvstore.manager import PageManager
+from kvstore.posix_pool import check_room, sweep
 from services.common import binary, config
 from services.common.server import GrpcServer, stop_signal
 from services.common.startup import StartupReport
@@ -17,7 +18,11 @@ _SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvCacheService"].full_name
 
 async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None:
     stopped = stop_signal()
-    manager = PageManager(config.memory_bytes(settings.kv_memory), settings.block_size)
+    kv_memory = config.memory_bytes(settings.kv_memory)
+    # The pool comes with the first attachment, long after whoever starts us could be told.
+    sweep()
+    check_room(kv_memory)
+    manager = PageManager(kv_memory, settings.block_size)
     server = GrpcServer(
         settings.listen,
         [_SERVICE],

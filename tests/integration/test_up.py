@@ -88,7 +88,7 @@ def test_a_service_that_dies_ends_all_with_its_name(model_files, tmp_path, servi
     (pool,) = pools_of(running.child("kvstore"))
     running.child(service).send_signal(signal.SIGKILL)
     assert running.process.wait(30) == 1
-    assert f"{service} exited" in running.log.read_text()
+    assert f"{service} was ended by SIGKILL" in running.log.read_text()
     assert not [child for child in children if child.is_running()]
     # A killed owner cannot clean up; the next kvstore does.
     assert pool.exists() == (service == "kvstore")

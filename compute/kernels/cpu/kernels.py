@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,19 +35,33 @@ class CpuKernels:
         self._partials = torch.empty(0)
         self._tiles = torch.empty(self._team.num_threads, 0)
 
-    def warm_up(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        """Compile what a model needs, or find it in the cache: seconds the first time."""
-        bf16 = dtype == torch.bfloat16
+    def warm_up(
+        self,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
+        """Compile what a model needs, or find it in the cache: seconds the first time.
+
+        `progress` is told how many kernels of how many are there.
+        """
+        bf16, head_size = dtype == torch.bfloat16, config.head_size
         group = config.num_q_heads // config.num_kv_heads
-        for add in (False, True):
-            rows.rms_norm_kernel(config.hidden_size, bf16, add)
-        rows.silu_mul_kernel(bf16)
-        product.product_kernel(bf16, bf16)
-        product.product_kernel(bf16, False)  # the head
-        rope.rope_write_kv_kernel(config.head_size, bf16)
-        decode.paged_decode_kernel(config.head_size, group, bf16)
-        decode.merge_kernel(config.head_size, bf16)
-        prefill.paged_prefill_kernel(config.head_size, group, bf16)
+        compilations: list[Callable[[], object]] = [
+            lambda: rows.rms_norm_kernel(config.hidden_size, bf16, False),
+            lambda: rows.rms_norm_kernel(config.hidden_size, bf16, True),
+            lambda: rows.silu_mul_kernel(bf16),
+            lambda: product.product_kernel(bf16, bf16),
+            lambda: product.product_kernel(bf16, False),  # the head
+            lambda: rope.rope_write_kv_kernel(head_size, bf16),
+            lambda: decode.paged_decode_kernel(head_size, group, bf16),
+            lambda: decode.merge_kernel(head_size, bf16),
+            lambda: prefill.paged_prefill_kernel(head_size, group, bf16),
+        ]
+        for done, compile_one in enumerate(compilations):
+            progress(done, len(compilations))
+            compile_one()
+        progress(len(compilations), len(compilations))
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor

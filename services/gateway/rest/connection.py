@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,28 +14,47 @@ from services.gateway.rest.errors import BodyTooLarge, ClientDisconnected, HttpE
 
 T = TypeVar("T")
 
+_DISCARD_SECONDS = 2.0
+_DISCARD_BYTES = 64 * 2**20
+
 
 async def read_json_body(request: Request, limit: int) -> bytes:
     """The body, if it claims to be JSON and has at most `limit` bytes.
 
-    A larger one is refused as soon as that is known, and not kept.
+    A larger one is refused without being kept.
 
     Raises:
         HttpError: 413 or 415.
         ClientDisconnected: it left before the body was complete.
     """
     _check_type(request)
-    if _announced_length(request) > limit:
-        raise BodyTooLarge(limit)
-    body = bytearray()
+    pieces = request.stream()
     try:
-        async for piece in request.stream():
+        if _announced_length(request) > limit:
+            # A client that asks before it sends has not begun.
+            if request.headers.get("expect", "").lower() != "100-continue":
+                await _discard(pieces)
+            raise BodyTooLarge(limit)
+        body = bytearray()
+        async for piece in pieces:
             if len(body) + len(piece) > limit:
+                await _discard(pieces)
                 raise BodyTooLarge(limit)
             body += piece
     except ClientDisconnect:
         raise ClientDisconnected from None
     return bytes(body)
+
+
+async def _discard(pieces: AsyncIterator[bytes]) -> None:
+    """Read on for a while: a client that still sends would get a reset and no answer."""
+    num_bytes = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_SECONDS):
+            async for piece in pieces:
+                num_bytes += len(piece)
+                if num_bytes > _DISCARD_BYTES:
+                    return
 
 
 def _announced_length(request: Request) -> int:

@@ -61,12 +61,15 @@ class GenerationRoutes:
         body = await read_json_body(request, self._max_body_bytes)
         asked = parse(ChatRequest, body)
         model = self._frontend.model(asked.model)
-        prompt = await self._frontend.tokenize_chat(asked.conversation())
+        conversation = asked.conversation()
+        self._frontend.check_conversation(conversation)
+        prompt = await self._frontend.tokenize_chat(conversation)
         head = Head(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), model)
         return await self._respond(request, asked, [prompt], head, _CHAT)
 
     async def _tokenized(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        self._frontend.check_texts(texts)
         tokenized = iter(await self._frontend.tokenize(texts))
         return [next(tokenized) if isinstance(prompt, str) else prompt for prompt in prompts]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
-from pydantic_core import from_json
+from pydantic_core import PydanticCustomError, from_json
 
 from gateway.errors import InvalidField
 from services.gateway.rest import options
@@ -26,7 +26,11 @@ _COMPLETION_TOKENS = 16
 
 
 def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [value]
+    if value is None or isinstance(value, list):
+        return value
+    raise PydanticCustomError("stop", "Must be a string or a list of strings")
 
 
 class _Strict(BaseModel):
@@ -192,7 +196,8 @@ def parse(kind: type[B], body: bytes) -> B:
         InvalidField: not JSON, an unknown or unsupported field, or a wrong value.
     """
     try:
-        fields = from_json(body, allow_inf_nan=False)
+        # NaN and Infinity pass here, so that the field that has one is named below.
+        fields = from_json(body, allow_inf_nan=True)
     except ValueError as error:
         raise InvalidField("body", f"the body is not valid JSON: {error}") from None
     if not isinstance(fields, dict):

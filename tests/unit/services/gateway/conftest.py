@@ -25,6 +25,8 @@ MODEL = ModelInfo("fake/model", b"\x01" * 32, 256, 512, PoolInfo(16, 64, 1))
 class ByteTokenizer:
     """One token per byte of UTF-8."""
 
+    longest_token = 1
+
     def encode(self, text):
         return list(text.encode())
 

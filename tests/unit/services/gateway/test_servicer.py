@@ -118,7 +118,7 @@ async def test_options_reach_the_engine(stub, engine):
         ({"token_ids": pb.TokenIds(ids=[999])}, "token_ids"),
         ({"text": "a" * 600}, "text"),
         ({"text": ""}, "text"),
-        ({"chat": chat(("user", "a" * 600))}, "chat"),
+        ({"chat": chat(("user", "a" * 600))}, "chat.messages"),
         ({"text": "a", "max_token_count": 2**31 - 1}, "max_token_count"),
         (
             {"text": "a", "sampling": common_pb2.SamplingOptions(temperature=math.nan)},

@@ -1,0 +1,124 @@
+"""Options from flags, the environment and a file, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import psutil
+import pytest
+
+from services.common import config
+from services.common.config import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_other_sources(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in config.known_options():
+        monkeypatch.delenv(f"QUIRE_{name.upper()}", raising=False)
+
+
+def load(*arguments: str) -> config.UpSettings:
+    return config.load(config.UpSettings, "up", list(arguments))
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(*arguments)
+    return str(raised.value)
+
+
+def test_flags_go_before_the_environment_and_that_before_the_file(monkeypatch, tmp_path):
+    (tmp_path / "quire.toml").write_text('block-size = 8\nthreads = 3\nmodel = "m"')
+    monkeypatch.setenv("QUIRE_BLOCK_SIZE", "16")
+    monkeypatch.setenv("QUIRE_THREADS", "4")
+    settings = load("--block-size", "32")
+    assert (settings.block_size, settings.threads, settings.model) == (32, 4, "m")
+
+
+def test_a_file_may_be_named(monkeypatch, tmp_path):
+    (tmp_path / "other.toml").write_text("threads = 5")
+    monkeypatch.setenv("QUIRE_CONFIG", str(tmp_path / "other.toml"))
+    assert load().threads == 5
+
+
+def test_what_config_prints_gives_the_same_settings(tmp_path):
+    settings = load("--block-size", "8", "--kv-memory", "64MiB", "--step-timeout", "2.5")
+    (tmp_path / "quire.toml").write_text(config.to_toml(settings))
+    assert load() == settings
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1048576", 2**20), ("1MiB", 2**20), ("2 MB", 2 * 10**6), ("0.5gib", 2**29)],
+)
+def test_sizes(text, size):
+    assert config.memory_bytes(text) == size
+
+
+def test_a_share_is_of_all_the_memory():
+    assert config.memory_bytes("25%") == psutil.virtual_memory().total // 4
+
+
+def test_a_size_in_a_file_may_be_a_number(tmp_path):
+    (tmp_path / "quire.toml").write_text("kv_memory = 1000000")
+    assert load().kv_memory == "1000000"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kv-memory", "lots"], ["--kv-memory", "'lots'"]),
+        (["--kv-memory", "200%"], ["--kv-memory", "more than all"]),
+        (["--kv-memory=0"], ["--kv-memory", "above zero"]),
+        (["--block-size=9"], ["--block-size", "8, 16 or 32", "9"]),
+        (["--http", "9999"], ["--http", "HOST:PORT"]),
+        (["--http", "h:70000"], ["--http", "HOST:PORT"]),
+        (["--threads", "-1"], ["--threads", "-1"]),
+        (["--http=h:1", "--grpc=h:1"], ["--http", "--grpc", "h:1"]),
+    ],
+)
+def test_a_wrong_flag_is_named(arguments, words):
+    text = refusal(*arguments)
+    assert all(word in text for word in words), text
+    assert "\n" not in text
+
+
+def test_a_wrong_value_is_said_once():
+    assert refusal("--http", "9999").count("9999") == 1
+
+
+def test_a_wrong_variable_is_named(monkeypatch):
+    monkeypatch.setenv("QUIRE_THREADS", "two")
+    assert refusal().startswith("QUIRE_THREADS: ")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("block_size = 9", ["block_size in quire.toml"]),
+        ("threads = true", ["threads"]),
+        ("[threads]\nx = 1", ["threads"]),
+        ("thread = 1", ["'thread'"]),
+        ("threads = ", ["quire.toml"]),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path, content, words):
+    (tmp_path / "quire.toml").write_text(content)
+    text = refusal()
+    assert all(word in text for word in words), text
+    assert "quire.toml" in text
+
+
+def test_a_file_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setenv("QUIRE_CONFIG", "nowhere.toml")
+    assert "nowhere.toml" in refusal()
+
+
+def test_a_variable_that_is_no_option_is_doubtful(monkeypatch):
+    monkeypatch.setenv("QUIRE_THREAD", "2")
+    monkeypatch.setenv("QUIRE_PORT", "tcp://10.0.0.1:80")  # as Kubernetes does
+    monkeypatch.setenv("QUIRE_THREADS", "2")
+    thread = [text for text in config.doubtful_variables() if "QUIRE_THREAD " in text]
+    assert len(thread) == 1
+    assert "QUIRE_THREADS?" in thread[0]
+    assert not [text for text in config.doubtful_variables() if text.startswith("QUIRE_THREADS ")]
+    assert load().threads == 2
