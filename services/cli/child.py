@@ -114,6 +114,7 @@ class Child:
         if "failed" in report:
             self._fail(report["failed"])
         elif "ready" in report:
+            self._progress(self.name, "ready", 1, 1)
             if not self._ready.done():
                 self._ready.set_result(None)
         else:

@@ -43,7 +43,7 @@ class Screen:
 
     def progress(self, service: str, stage: str, done: int, total: int) -> None:
         if not self._console.is_terminal:
-            if (service, stage) not in self._seen:
+            if done < total and (service, stage) not in self._seen:
                 self._seen.add((service, stage))
                 self.log(service, f"{stage} …")
             return

@@ -57,6 +57,7 @@ async def serve(settings: config.GatewaySettings, report: StartupReport) -> None
         await rest.start()
         await server.start()
         await engine.start()
+        report.progress("wait for the workers", 0, 1)
         health = asyncio.create_task(_follow_readiness(engine, server, report, settings))
         await stopped.wait()
         health.cancel()
