@@ -314,6 +314,7 @@ async def bench(options: argparse.Namespace) -> dict[str, Any]:
     finally:
         await server.close()
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
+    del settings["json"]  # where to, not what
     settings["rate"] = "inf" if settings["rate"] == math.inf else settings["rate"]
     result = {"model": server.model, "settings": settings, "num_cut_to_length": num_cut}
     return result | summary(outcomes, seconds)
