@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence as Items
 
 from kvstore.block_pool import BlockPool
-from kvstore.sequences import Sequence, block_keys
-from kvstore.types import BlockId
+from kvstore.sequences import Sequence
 
 
 def pool_findings(blocks: BlockPool) -> list[str]:
-    """What is wrong with the frames, the free list and the index."""
+    """What is wrong with the frames, the free list and the tree."""
     frames = blocks.frames
     every = range(frames.num_blocks)
+    refs, findable = frames.ref_counts.tolist(), frames.findable.tolist()
     free, cached = frames.free_list(), frames.cached_list()
-    held = [b for b in every if frames.ref_counts[b] > 0]
+    held = [b for b in every if refs[b] > 0]
     findings = []
     counters = (frames.num_free, frames.num_cached, frames.num_held)
     lists = (len(free), len(cached), len(held))
@@ -23,22 +23,29 @@ def pool_findings(blocks: BlockPool) -> list[str]:
         findings.append(f"free, cached, held are counted {counters}, found {lists}")
     if sorted([*free, *cached, *held]) != list(every):
         findings.append("a block is in no state, or in two")
-    if any(frames.ref_counts[b] < 0 for b in every):
+    if any(count < 0 for count in refs):
         findings.append("a reference count is negative")
-    if any(frames.is_findable(b) for b in free):
+    if any(findable[b] for b in free):
         findings.append("a free block is findable")
-    if not all(frames.is_findable(b) for b in cached):
-        findings.append("a cached block is not findable")
-    return findings + _index_findings(blocks, [b for b in every if frames.is_findable(b)])
+    return findings + _tree_findings(blocks, [b for b in every if findable[b]])
 
 
-def _index_findings(blocks: BlockPool, findable: list[BlockId]) -> list[str]:
-    edges = blocks.index.walk()
+def _tree_findings(blocks: BlockPool, findable: list[int]) -> list[str]:
+    nodes = list(blocks.tree.walk())
     findings = []
-    if sorted(node for node, _, _ in edges) != findable:
-        findings.append("the index reaches other blocks than the findable ones")
-    if any(blocks.index.parent(node) != parent for node, parent, _ in edges):
-        findings.append("a node of the index names another parent than the one above it")
+    if sorted(b for node in nodes for b in node.blocks) != findable:
+        findings.append("the tree reaches other blocks than the findable ones")
+    for node in nodes:
+        parent = node.parent
+        if parent is None or parent.end != node.start:
+            findings.append("a node of the tree names another parent than the one above it")
+        if not (node.is_alive and node.blocks):
+            findings.append("a node of the tree is dead")
+        if len({blocks.frames.is_held(b) for b in node.blocks}) > 1:
+            findings.append("a node of the tree is held in part")
+    unheld = {id(node) for node in nodes if not blocks.frames.is_held(node.blocks[0])}
+    if {id(node) for node in blocks.queue.nodes()} != unheld:
+        findings.append("the nodes to evict are other ones than those without references")
     return findings
 
 
@@ -47,7 +54,7 @@ def sequence_findings(blocks: BlockPool, sequences: Items[Sequence], block_size:
     references = Counter(b for sequence in sequences for b in sequence.block_ids)
     findings = [
         f"block {block_id} has {count} references, tables list it {references[block_id]} times"
-        for block_id, count in enumerate(blocks.frames.ref_counts)
+        for block_id, count in enumerate(blocks.frames.ref_counts.tolist())
         if references[block_id] != count
     ]
     for sequence in sequences:
@@ -69,12 +76,13 @@ def _one_sequence(blocks: BlockPool, sequence: Sequence, block_size: int) -> lis
         findings.append("more tokens are computed than known or than have a slot")
     # Full blocks that are shared or findable must have been written first.
     num_full = sequence.num_computed // block_size
-    keys = block_keys(sequence.tokens, 0, num_full, block_size)
+    data = sequence.tokens[: num_full * block_size].tobytes()
+    found = blocks.tree.find(sequence.chain.namespace, data)
     for position, block_id in enumerate(sequence.block_ids):
-        if not blocks.frames.is_findable(block_id):
+        if not blocks.frames.findable[block_id]:
             continue
         if position >= num_full:
             findings.append(f"block {block_id} is findable before it was computed")
-        elif blocks.match(sequence.chain.namespace, keys[: position + 1])[position:] != [block_id]:
+        elif found[position : position + 1] != [block_id]:
             findings.append(f"block {block_id} is findable under another prefix")
     return findings

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+
+import numpy as np
 
 from kvstore.errors import OutOfBlocks
-from kvstore.frames import Frames
-from kvstore.prefix_index import Chain, PrefixIndex
-from kvstore.types import BlockId, Namespace
+from kvstore.eviction import LruQueue
+from kvstore.frames import Frames, Ids
+from kvstore.prefix_tree import Chain, Node, PrefixTree
+from kvstore.types import Namespace
 
 
 class BlockPool:
-    """The frames of a pool and the index of the prefixes in them.
+    """The frames of a pool and the tree of the prefixes in them.
 
-    Invariant: a block is in the index exactly if its frame is findable. A block is
+    Invariant: a block is in the tree exactly if its frame is findable. A block is
     evicted together with everything that can only be found through it, so that no
     cached block is ever out of reach.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self.frames = Frames(num_blocks)
-        self.index = PrefixIndex(num_blocks)
+        self.tree = PrefixTree(block_size)
+        self.queue = LruQueue(self._is_held)
         self.num_evictions = 0
 
     @property
@@ -28,16 +32,26 @@ class BlockPool:
         """Blocks that `allocate` can give."""
         return self.frames.num_free + self.frames.num_cached
 
-    def match(self, namespace: Namespace, keys: list[bytes]) -> list[BlockId]:
-        """The blocks of the longest cached prefix. They are not held yet."""
-        return self.index.match(namespace, keys)
+    def match(self, namespace: Namespace, data: bytes) -> tuple[Chain, array[int]]:
+        """The longest cached prefix of whole blocks of `data`, and its blocks; not held yet."""
+        chain = self.tree.match(namespace, data)
+        self._queue_split()
+        blocks = array("i")
+        for node in reversed(list(self.tree.path(chain))):
+            blocks += node.blocks
+        return chain, blocks
 
-    def hold(self, namespace: Namespace, block_ids: list[BlockId]) -> Chain:
+    def hold(self, block_ids: array[int]) -> None:
         """Take references to the blocks of a match."""
-        self.frames.hold(block_ids)
-        return self.index.chain(namespace, block_ids)
+        self.frames.hold(_ids(block_ids))
 
-    def allocate(self, num_blocks: int) -> list[BlockId]:
+    def count_unheld(self, matches: list[array[int]]) -> int:
+        """Blocks of these matches that are not held, each counted once."""
+        if len(matches) == 1:
+            return self.frames.count_unheld(_ids(matches[0]))
+        return self.frames.count_unheld(np.unique(np.concatenate([*map(_ids, matches), _NONE])))
+
+    def allocate(self, num_blocks: int) -> array[int]:
         """Hold `num_blocks` blocks: free ones first, then the least recently used.
 
         Raises:
@@ -45,28 +59,28 @@ class BlockPool:
         """
         if num_blocks > self.num_available:
             raise OutOfBlocks(needed=num_blocks, free=self.num_available)
-        while self.frames.num_free < num_blocks:
-            self._evict_oldest()
-        return self.frames.take(num_blocks)
+        while (missing := num_blocks - self.frames.num_free) > 0:
+            self._evict(missing)
+        return _packed(self.frames.take(num_blocks))
 
     def refresh(self, chain: Chain) -> None:
         """Restart a chain whose node was evicted: its blocks can be registered again."""
-        if not self.index.is_alive(chain):
+        if not chain.is_alive:
             chain.restart()
 
-    def register(self, chain: Chain, block_ids: Sequence[BlockId], keys: list[bytes]) -> None:
-        """Make held blocks findable. `keys` are those of the blocks that follow the chain.
+    def register(self, chain: Chain, block_ids: array[int], data: bytes) -> None:
+        """Make held blocks findable, those after the chain, whose tokens are `data`.
 
         The chain is alive (see `refresh`). A prefix that another sequence registered
         already stays as it is; the own block is then a private copy, and what follows
         is registered below the other's.
         """
-        for key in keys:
-            block_id = block_ids[chain.num_blocks]
-            if self.index.advance(chain, key, block_id):
-                self.frames.set_findable(block_id)
+        new = self.tree.register(chain, data, block_ids)
+        self._queue_split()
+        if new:
+            self.frames.set_findable(_ids(new))
 
-    def release(self, chain: Chain, block_ids: Sequence[BlockId]) -> None:
+    def release(self, chain: Chain, block_ids: array[int]) -> None:
         """Drop the references of a sequence.
 
         Raises:
@@ -74,23 +88,49 @@ class BlockPool:
         """
         if len(set(block_ids)) != len(block_ids):
             raise ValueError("a block table cannot list a block twice")
-        if any(not self.frames.ref_counts[block_id] for block_id in block_ids):
-            raise ValueError("a block of the table is not held")
-        num_indexed = chain.num_blocks if self.index.is_alive(chain) else 0
-        node = chain.node
         # Tail first. A tail block's key covers the whole prefix before it, so it is the
         # least likely to match again and should be reused soonest.
-        for position in range(len(block_ids) - 1, -1, -1):
-            if position < num_indexed:
-                if node != block_ids[position]:
-                    # Ours was a copy of a prefix that we registered blocks below.
-                    self.frames.touch(node)
-                node = self.index.parent(node)
-            self.frames.release(block_ids[position])
+        self.frames.release(_ids(block_ids)[::-1])
+        if chain.is_alive:
+            for node in self.tree.path(chain):
+                self.queue.use(node)
+                if not self._is_held(node):
+                    self.queue.push(node)
+            self._queue_split()
 
-    def _evict_oldest(self) -> None:
-        oldest = self.frames.oldest_cached
-        if oldest is None:
-            raise OutOfBlocks(needed=1, free=0)
-        for block_id in self.index.remove(oldest):
-            self.num_evictions += self.frames.forget(block_id)
+    def _evict(self, num_blocks: int) -> None:
+        """Make one node's last blocks free, no more than `num_blocks` of them."""
+        node = self.queue.pop()
+        if node is None:
+            raise AssertionError("a cached block is in no node that can be evicted")
+        if node.children:
+            # Only found through this one, and held: by sequences with an own copy of it.
+            self.num_evictions += self.frames.forget(_ids(self.tree.prune(node)))
+        count = min(num_blocks, len(node.blocks))
+        self.num_evictions += self.frames.forget(_ids(self.tree.trim(node, count)))
+        if node.is_alive:
+            self.queue.push(node)
+
+    def _queue_split(self) -> None:
+        """New upper parts of nodes are to be evicted like the lower ones."""
+        if self.tree.split_nodes:
+            for node in self.tree.split_nodes:
+                if not self._is_held(node):
+                    self.queue.push(node)
+            self.tree.split_nodes.clear()
+
+    def _is_held(self, node: Node) -> bool:
+        return self.frames.is_held(node.blocks[0])
+
+
+_NONE = np.array([], np.int32)
+
+
+def _ids(block_ids: array[int]) -> Ids:
+    return np.array(block_ids, np.int32)
+
+
+def _packed(ids: Ids) -> array[int]:
+    packed = array("i")
+    packed.frombytes(ids.tobytes())
+    return packed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import (
@@ -120,6 +120,8 @@ class PageManager:
     def extend_sequences(self, plans: Iterable[ExtendPlan]) -> list[ExtendedSequence]:
         """Make room up to the given lengths. All or nothing; a lesser length is a no-op.
 
+        Returns the sequences that got blocks.
+
         Raises:
             PoolNotAttached, SequenceNotFound
             OutOfBlocks: they do not fit now.
@@ -160,15 +162,19 @@ class PageManager:
             except KvStoreError as error:
                 result.refused.append(_refusal(commit.sequence_id, error))
         self.close_sequences(update.closes)
-        for extend in update.extends:
-            try:
-                extended = self.extend_sequences((extend,))
-            except KvStoreError as error:
-                result.refused.append(_refusal(extend.sequence_id, error))
-            else:
-                result.extended.extend(e for e in extended if e.block_ids)
+        self._extend_each(update.extends, result)
         self._open_until_full(update.opens, result)
         return result
+
+    def _extend_each(self, plans: Sequence[ExtendPlan], result: UpdateResult) -> None:
+        try:  # nearly always there is room for all of them
+            result.extended.extend(self.extend_sequences(plans))
+        except KvStoreError:
+            for plan in plans:
+                try:
+                    result.extended.extend(self.extend_sequences((plan,)))
+                except KvStoreError as error:
+                    result.refused.append(_refusal(plan.sequence_id, error))
 
     def _open_until_full(self, plans: Iterable[OpenPlan], result: UpdateResult) -> None:
         full: OutOfBlocks | None = None

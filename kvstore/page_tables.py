@@ -16,9 +16,9 @@ from kvstore.errors import (
     SequenceExists,
     SequenceNotFound,
 )
-from kvstore.sequences import Sequence, block_keys, check_commit, check_plan
+from kvstore.prefix_tree import Chain
+from kvstore.sequences import Sequence, check_commit, check_plan
 from kvstore.types import (
-    BlockId,
     CommitPlan,
     ExtendedSequence,
     ExtendPlan,
@@ -35,7 +35,8 @@ class _Opening:
 
     plan: OpenPlan
     prompt: array[int]
-    hits: list[BlockId]
+    chain: Chain
+    hits: array[int]
     num_new_blocks: int
 
 
@@ -43,7 +44,7 @@ class PageTables:
     """Which sequence holds which blocks. A call that fails leaves everything unchanged."""
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._blocks = BlockPool(num_blocks)
+        self._blocks = BlockPool(num_blocks, block_size)
         self._block_size = block_size
         self._sequences: dict[str, Sequence] = {}  # in the order of opening
         self._num_opened = 0
@@ -71,19 +72,37 @@ class PageTables:
 
     def extend(self, plans: Iterable[ExtendPlan]) -> list[ExtendedSequence]:
         """See PageManager.extend_sequences."""
-        plans = list(plans)
-        targets: dict[str, int] = {}
+        size, sequences = self._block_size, self._sequences
+        lengths: dict[str, int] = {}
+        growths: list[tuple[Sequence, int]] = []
+        num_needed = num_tokens = 0
         for plan in plans:
-            sequence = self._find(plan.sequence_id)
-            longest = targets.get(plan.sequence_id, sequence.length)
-            targets[plan.sequence_id] = max(plan.length, longest)
-        needed = sum(
-            self._num_blocks(length) - len(self._sequences[sequence_id].block_ids)
-            for sequence_id, length in targets.items()
-        )
-        if needed > self._blocks.num_available:
-            raise OutOfBlocks(needed=needed, free=self._blocks.num_available)
-        return [self._extend(plan) for plan in plans]
+            sequence_id, length = plan.sequence_id, plan.length
+            sequence = sequences.get(sequence_id)
+            if sequence is None:
+                raise SequenceNotFound(sequence_id)
+            before = lengths.get(sequence_id, sequence.length)
+            if length <= before:
+                continue
+            lengths[sequence_id] = length
+            num_tokens += length - before
+            count = (length - 1) // size - (before - 1) // size
+            if count:
+                num_needed += count
+                growths.append((sequence, count))
+        new = self._blocks.allocate(num_needed) if num_needed else array("i")
+        answers = []
+        at = 0
+        for sequence, count in growths:
+            first_index = len(sequence.block_ids)
+            given = new[at : at + count]
+            at += count
+            sequence.block_ids.extend(given)
+            answers.append(ExtendedSequence(sequence.sequence_id, first_index, given.tolist()))
+        for sequence_id, length in lengths.items():
+            sequences[sequence_id].length = length
+        self._num_waste_slots += num_needed * size - num_tokens
+        return answers
 
     def commit(self, plans: Iterable[CommitPlan]) -> None:
         """See PageManager.commit_blocks."""
@@ -108,7 +127,7 @@ class PageTables:
         """Up to `size` sequences from a serial on, and the serial of the next, if any."""
         rest = (s for s in self._sequences.values() if s.serial >= first_serial)
         infos = [
-            SequenceInfo(s.sequence_id, s.length, s.num_computed, list(s.block_ids))
+            SequenceInfo(s.sequence_id, s.length, s.num_computed, s.block_ids.tolist())
             for s in islice(rest, size)
         ]
         following = next(rest, None)
@@ -163,25 +182,24 @@ class PageTables:
             raise PromptExceedsPool(needed=num_blocks, total=total)
         # One token must be left to compute: its logits are what the prompt is for.
         num_full = (len(prompt) - 1) // self._block_size
-        keys = block_keys(prompt, 0, num_full, self._block_size)
-        hits = self._blocks.match(plan.namespace, keys)
-        return _Opening(plan, prompt, hits, num_blocks - len(hits))
+        data = prompt[: num_full * self._block_size].tobytes()
+        chain, hits = self._blocks.match(plan.namespace, data)
+        return _Opening(plan, prompt, chain, hits, num_blocks - len(hits))
 
     def _check_room(self, openings: list[_Opening]) -> None:
         """Raises OutOfBlocks unless the openings fit beside all of their hits."""
-        is_cached = self._blocks.frames.is_cached
         needed = sum(opening.num_new_blocks for opening in openings)
-        unheld = {b for opening in openings for b in opening.hits if is_cached(b)}
-        free = self._blocks.num_available - len(unheld)
+        free = self._blocks.num_available - self._blocks.count_unheld([o.hits for o in openings])
         if needed > free:
             raise OutOfBlocks(needed=needed, free=free)
 
     def _open_all(self, openings: list[_Opening]) -> dict[str, OpenedSequence]:
         # Every hit is held before anything is allocated, or one plan's allocation could
         # evict another's hits.
-        chains = [self._blocks.hold(o.plan.namespace, o.hits) for o in openings]
+        for opening in openings:
+            self._blocks.hold(opening.hits)
         opened = {}
-        for opening, chain in zip(openings, chains, strict=True):
+        for opening in openings:
             num_cached = len(opening.hits) * self._block_size
             sequence = Sequence(
                 sequence_id=opening.plan.sequence_id,
@@ -192,7 +210,7 @@ class PageTables:
                 block_ids=opening.hits + self._blocks.allocate(opening.num_new_blocks),
                 length=len(opening.prompt),
                 num_computed=num_cached,
-                chain=chain,
+                chain=opening.chain,
             )
             self._sequences[sequence.sequence_id] = sequence
             self._num_opened += 1
@@ -204,29 +222,20 @@ class PageTables:
 
     def _answer(self, sequence: Sequence) -> OpenedSequence:
         table = sequence.block_ids[: self._num_blocks(sequence.num_prompt_tokens)]
-        return OpenedSequence(sequence.sequence_id, table, sequence.num_cached_tokens)
+        return OpenedSequence(sequence.sequence_id, table.tolist(), sequence.num_cached_tokens)
 
     def _reopened(self, sequence: Sequence, plan: OpenPlan, prompt: array[int]) -> OpenedSequence:
         if not sequence.is_opened_by(plan, prompt):
             raise SequenceExists(plan.sequence_id)
         return self._answer(sequence)
 
-    def _extend(self, plan: ExtendPlan) -> ExtendedSequence:
-        sequence = self._find(plan.sequence_id)
-        first_index = len(sequence.block_ids)
-        if plan.length <= sequence.length:
-            return ExtendedSequence(plan.sequence_id, first_index, [])
-        self._num_waste_slots -= self._waste(sequence)
-        new = self._blocks.allocate(self._num_blocks(plan.length) - first_index)
-        sequence.block_ids.extend(new)
-        sequence.length = plan.length
-        self._num_waste_slots += self._waste(sequence)
-        return ExtendedSequence(plan.sequence_id, first_index, new)
-
     def _commit(self, sequence: Sequence, num_computed: int, new_tokens: array[int]) -> None:
         sequence.tokens.extend(new_tokens)
         sequence.num_computed = max(sequence.num_computed, num_computed)
         num_full = sequence.num_computed // self._block_size
         self._blocks.refresh(sequence.chain)
-        keys = block_keys(sequence.tokens, sequence.chain.num_blocks, num_full, self._block_size)
-        self._blocks.register(sequence.chain, sequence.block_ids, keys)
+        first = sequence.chain.num_blocks
+        if num_full > first:
+            tokens = sequence.tokens[first * self._block_size : num_full * self._block_size]
+            blocks = sequence.block_ids[first:num_full]
+            self._blocks.register(sequence.chain, blocks, tokens.tobytes())

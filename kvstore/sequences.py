@@ -7,11 +7,10 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass
 
 from kvstore.errors import InvalidCommit, InvalidRequest
-from kvstore.prefix_index import Chain
-from kvstore.types import BlockId, CommitPlan, OpenPlan
+from kvstore.prefix_tree import Chain
+from kvstore.types import CommitPlan, OpenPlan
 
 MAX_ID_BYTES = 128
-TOKEN_BYTES = array("i").itemsize
 
 
 def to_array(token_ids: TokenIds[int]) -> array[int]:
@@ -23,13 +22,6 @@ def to_array(token_ids: TokenIds[int]) -> array[int]:
     if packed and min(packed) < 0:
         raise ValueError("a token id is below 0")
     return packed
-
-
-def block_keys(tokens: array[int], first: int, last: int, block_size: int) -> list[bytes]:
-    """The tokens of full blocks `first` to `last - 1`, one key per block."""
-    size = block_size * TOKEN_BYTES
-    packed = tokens[first * block_size : last * block_size].tobytes()
-    return [packed[start : start + size] for start in range(0, len(packed), size)]
 
 
 @dataclass(slots=True)
@@ -46,7 +38,7 @@ class Sequence:
     tokens: array[int]
     num_prompt_tokens: int
     num_cached_tokens: int
-    block_ids: list[BlockId]
+    block_ids: array[int]
     length: int
     num_computed: int
     chain: Chain

@@ -20,22 +20,27 @@ def tables(managers, plan):
     manager.close()  # what the test broke
 
 
+def a_cached_node(tables):
+    """The one that would be evicted first."""
+    return tables._blocks.queue.nodes()[0]
+
+
 def lose_a_free_block(tables):
-    tables._blocks.frames._free.pop()
+    tables._blocks.frames.num_free -= 1
 
 
 def free_a_block_twice(tables):
     frames = tables._blocks.frames
-    frames._free.append(frames._free[0])
+    frames._free[frames.num_free] = frames._free[0]
+    frames.num_free += 1
 
 
 def miscount_the_cached(tables):
     tables._blocks.frames.num_cached += 1
 
 
-def break_the_ring(tables):
-    frames = tables._blocks.frames
-    frames._newer[frames.oldest_cached] = frames.oldest_cached
+def empty_the_queue(tables):
+    tables._blocks.queue._heap.clear()
 
 
 def leak_a_reference(tables):
@@ -44,17 +49,23 @@ def leak_a_reference(tables):
 
 def free_what_is_findable(tables):
     frames = tables._blocks.frames
-    frames._findable[frames._free[0]] = 1
+    frames.findable[frames._free[0]] = True
 
 
 def cut_off_a_subtree(tables):
-    frames, index = tables._blocks.frames, tables._blocks.index
-    index._children[index.parent(index.parent(frames.oldest_cached))] = None
+    a_cached_node(tables).parent.children.clear()
 
 
 def swap_a_parent(tables):
-    frames, index = tables._blocks.frames, tables._blocks.index
-    index._parent[frames.oldest_cached] = tables._sequences["a"].block_ids[0]
+    a_cached_node(tables).parent = tables._sequences["a"].chain.node
+
+
+def kill_a_node(tables):
+    a_cached_node(tables).is_alive = False
+
+
+def hold_a_node_in_part(tables):
+    tables._blocks.frames.ref_counts[a_cached_node(tables).blocks[-1]] += 1
 
 
 def miscount_the_waste(tables):
@@ -83,7 +94,9 @@ def other_tokens(tables):
         (lose_a_free_block, "no state"),
         (free_a_block_twice, "in two"),
         (miscount_the_cached, "counted"),
-        (break_the_ring, "counted"),
+        (empty_the_queue, "nodes to evict"),
+        (kill_a_node, "dead"),
+        (hold_a_node_in_part, "held in part"),
         (leak_a_reference, "references"),
         (free_what_is_findable, "free block is findable"),
         (cut_off_a_subtree, "reaches other blocks"),

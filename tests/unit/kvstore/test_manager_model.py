@@ -208,9 +208,11 @@ class PageManagerMachine(RuleBasedStateMachine):
                 self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
             assert self.snapshot() == before
             return
-        (extended,) = self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
-        assert len(extended.block_ids) == needed
-        self.grow(sequence_id, length, extended)
+        grown = self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
+        assert [len(extended.block_ids) for extended in grown] == [needed] * bool(needed)
+        for extended in grown:
+            self.grow(sequence_id, length, extended)
+        known.length = max(known.length, length)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=9))

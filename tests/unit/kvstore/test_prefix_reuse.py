@@ -222,4 +222,4 @@ def test_a_namespace_without_blocks_is_forgotten(managers):
         space = Namespace(b"m", salt=str(number))
         run(manager, OpenPlan("a", list(range(9)), space))
     tables = manager._attached.tables
-    assert tables._blocks.index.num_namespaces <= 2
+    assert tables._blocks.tree.num_namespaces <= 2

@@ -1,0 +1,239 @@
+"""Which blocks hold the KV of which prefix: an exact radix tree over token blocks."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvstore.types import BlockId, Namespace
+
+TOKEN_BYTES = array("i").itemsize
+
+
+class Node:
+    """A run of consecutive blocks that nothing branches off within.
+
+    States: alive, dead (evicted; whoever remembers it looks again). `start` is the number
+    of blocks before it. `data` are its tokens, `blocks` where their KV is. `stamp` grows
+    with use. Whoever holds a block of it holds them all, since it is split where a match
+    ends.
+    """
+
+    __slots__ = ("blocks", "children", "data", "grower", "is_alive", "parent", "stamp", "start")
+
+    def __init__(
+        self, parent: Node | None, start: int, blocks: array[int], data: bytearray
+    ) -> None:
+        self.parent, self.start = parent, start
+        self.blocks, self.data = blocks, data
+        self.children: dict[bytes, Node] = {}
+        self.grower: Chain | None = None  # may append to it, having begun it
+        self.stamp = 0
+        self.is_alive = True
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.blocks)
+
+
+class Root(Node):
+    """Where the prefixes of a namespace begin."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__(None, 0, array("i"), bytearray())
+        self.namespace = namespace
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """How far a sequence's leading full blocks are in the tree: `num_blocks`, up to `node`.
+
+    The node's blocks may be another sequence's, if that one wrote the same prefix first.
+    """
+
+    namespace: Namespace
+    node: Node | None = None
+    num_blocks: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """The node still stands for the same prefix."""
+        node = self.node
+        return node is None or (node.is_alive and node.end >= self.num_blocks)
+
+    def restart(self) -> None:
+        self.node, self.num_blocks = None, 0
+
+
+class PrefixTree:
+    """A tree per namespace. A child is found by the tokens of its first block, as bytes.
+
+    Those are the dict's keys themselves, and the rest of a run is compared whole, so equal
+    hashes can never make two prefixes the same.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size * TOKEN_BYTES  # of a block's tokens
+        self._roots: dict[Namespace, Root] = {}
+        self.split_nodes: list[Node] = []  # the new upper ones, for whoever orders the nodes
+
+    @property
+    def num_namespaces(self) -> int:
+        return len(self._roots)
+
+    def find(self, namespace: Namespace, data: bytes) -> list[BlockId]:
+        """The blocks of the longest prefix of whole blocks of `data`. Changes nothing."""
+        found: list[BlockId] = []
+        for node, count in self._walk(self._roots.get(namespace), data):
+            found += node.blocks[:count]
+        return found
+
+    def match(self, namespace: Namespace, data: bytes) -> Chain:
+        """The longest prefix of whole blocks of `data`, ready to be held."""
+        chain = Chain(namespace)
+        for node, count in self._walk(self._roots.get(namespace), data):
+            whole = node if count == len(node.blocks) else self._split(node, count)
+            # Its next blocks would not be held by those who hold it now.
+            whole.grower = None
+            chain.node, chain.num_blocks = whole, whole.end
+        return chain
+
+    def register(self, chain: Chain, data: bytes, blocks: array[int]) -> array[int]:
+        """Move a living chain on by the blocks whose tokens are `data`.
+
+        Returns those that are in the tree now, the last ones of `blocks`. For the others,
+        the tree has had blocks of the same prefix before.
+        """
+        if not blocks:
+            return blocks
+        node = self._settle(chain)
+        at, size = 0, self._size
+        for child, count in self._walk(node, data):
+            node = child if count == len(child.blocks) else self._split(child, count)
+            at += count
+        new = blocks[at:]
+        if new:
+            if node.grower is chain and not node.children:
+                node.blocks.extend(new)
+                node.data += data[at * size :]
+            else:
+                child = Node(node, node.end, new[:], bytearray(data[at * size :]))
+                child.grower = chain
+                node.children[data[at * size : (at + 1) * size]] = child
+                node = child
+        chain.node = node
+        chain.num_blocks = node.end
+        return new
+
+    def path(self, chain: Chain) -> Iterator[Node]:
+        """The nodes of a living chain, the last one first."""
+        node = self._settle(chain) if chain.num_blocks else None
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
+
+    def trim(self, node: Node, count: int) -> array[int]:
+        """Cut the last blocks off a node without children; the blocks, first one first."""
+        cut = node.blocks[-count:]
+        if count == len(node.blocks):
+            self._remove(node)
+            return cut
+        del node.blocks[-count:]
+        del node.data[-count * self._size :]
+        return cut
+
+    def prune(self, node: Node) -> array[int]:
+        """Cut off all that is below a node; the blocks."""
+        cut = array("i")
+        stack = list(node.children.values())
+        node.children = {}
+        while stack:
+            child = stack.pop()
+            child.is_alive = False
+            cut += child.blocks
+            stack += child.children.values()
+        return cut
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes that can be reached, without the roots. For audits."""
+        stack = [node for root in self._roots.values() for node in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack += node.children.values()
+
+    def _walk(self, node: Node | None, data: bytes) -> Iterator[tuple[Node, int]]:
+        """The nodes along `data` from below `node` on, and how many blocks of each match."""
+        at, size = 0, self._size
+        while node is not None and at < len(data):
+            child = node.children.get(data[at : at + size])
+            if child is None:
+                return
+            count = self._common(child.data, data[at : at + len(child.data)])
+            is_whole = count == len(child.blocks)
+            yield child, count
+            if not is_whole:
+                return
+            at += count * size
+            node = child
+
+    def _common(self, ours: bytearray, theirs: bytes) -> int:
+        """Whole blocks that two runs of tokens begin with alike."""
+        if ours == theirs:
+            return len(theirs) // self._size
+        length = min(len(ours), len(theirs))
+        a, b = (
+            np.frombuffer(ours, np.uint64, length // 8),
+            np.frombuffer(theirs, np.uint64, length // 8),
+        )
+        differs = a != b
+        first = int(differs.argmax())
+        if not differs[first]:
+            return length // self._size
+        return first * 8 // self._size
+
+    def _settle(self, chain: Chain) -> Node:
+        """The node that ends where the chain does; it may have to be cut out for that."""
+        node = chain.node
+        if node is None:
+            root = self._roots.get(chain.namespace)
+            if root is None:
+                root = self._roots[chain.namespace] = Root(chain.namespace)
+            return root
+        while node.start >= chain.num_blocks and node.parent is not None:
+            node = node.parent
+        if node.end > chain.num_blocks:
+            node = self._split(node, chain.num_blocks - node.start)
+        chain.node = node
+        return node
+
+    def _split(self, node: Node, count: int) -> Node:
+        """Cut a node in two; the new upper one has the first `count` blocks.
+
+        Chains that end in the node stay true: it keeps the lower part.
+        """
+        parent, size = node.parent, self._size
+        assert parent is not None
+        upper = Node(parent, node.start, node.blocks[:count], node.data[: count * size])
+        upper.stamp = node.stamp
+        parent.children[bytes(node.data[:size])] = upper
+        del node.blocks[:count]
+        del node.data[: count * size]
+        node.start += count
+        node.parent = upper
+        upper.children[bytes(node.data[:size])] = node
+        self.split_nodes.append(upper)
+        return upper
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        node.is_alive = False
+        del parent.children[bytes(node.data[: self._size])]
+        if isinstance(parent, Root) and not parent.children:
+            del self._roots[parent.namespace]
