@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
@@ -25,13 +26,15 @@ from gateway.sequence import Sequence
 from gateway.stats import Counters, EngineStats
 from gateway.tokenizer import Tokenizer
 from gateway.types import FinishReason, GenerationEvent, GenerationRequest
-from gateway.validation import longest_sequence, validate_request
+from gateway.validation import longest_sequence, pool_tokens, validate_request
 from gateway.workers import Workers
 
 _log = logging.getLogger(__name__)
 
 _STOPPING = "the server is shutting down"
+_POOL_HELD = "the page pool is full, and none of it is ours to give back"
 _BLOCKED_POLL = 0.1  # seconds until we ask again for blocks that others hold
+_BLOCKED_GRACE = 2.0  # seconds that we may be blocked and still be ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +74,9 @@ class Engine:
         self._generations: dict[str, Generation] = {}  # by request id, until read to the end
         self._by_sequence: dict[Sequence, Generation] = {}
         self._undelivered: list[Emission] = []
-        self._orphans: list[str] = []  # perhaps open in the kvstore, unknown to the scheduler
         self._model: ModelInfo | None = None
         self._is_connected = self._is_draining = False
+        self._blocked_since: float | None = None  # others hold the pool, and we have nothing
         self._wake = asyncio.Event()  # there is something to plan
         self._settled = asyncio.Event()  # a generation got its last token
         self._driver: asyncio.Task[None] | None = None
@@ -89,8 +92,9 @@ class Engine:
         return self._model
 
     def is_ready(self) -> bool:
-        """Whether steps make progress: both workers answer and none is overdue."""
-        return self._is_connected and not self._is_draining
+        """Whether steps make progress: both workers answer, none is overdue, and there is room."""
+        is_stuck = self._blocked_seconds() > _BLOCKED_GRACE
+        return self._is_connected and not self._is_draining and not is_stuck
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -140,7 +144,7 @@ class Engine:
             await asyncio.gather(self._driver, return_exceptions=True)
         await self._lose_workers(WorkerUnavailable(_STOPPING))
         self._fail_waiting(WorkerUnavailable(_STOPPING))
-        await self._workers.close(self._orphans)
+        await self._workers.close()
 
     def _accept(self, request: GenerationRequest) -> Generation:
         if self._is_draining:
@@ -198,6 +202,7 @@ class Engine:
                 await workers.submit(step)
             update = scheduler.plan_update()
             if step is None and not update:
+                self._note_blocked(False)
                 await self._deliver()
                 await self._rest()
                 continue
@@ -208,8 +213,22 @@ class Engine:
             if result is not None:
                 self._undelivered = scheduler.apply_result(result)
                 self._count(step, result)
+            self._note_blocked(scheduler.is_blocked)
             if scheduler.is_blocked:
                 await self._wait(_BLOCKED_POLL)
+
+    def _note_blocked(self, is_blocked: bool) -> None:
+        """Requests do not wait for ever for blocks that others hold."""
+        if not is_blocked:
+            self._blocked_since = None
+        elif self._blocked_since is None:
+            self._blocked_since = time.monotonic()
+            _log.warning(_POOL_HELD)
+        elif self._blocked_seconds() > self._settings.queue_timeout:
+            self._fail_waiting(WorkerUnavailable(_POOL_HELD))
+
+    def _blocked_seconds(self) -> float:
+        return 0.0 if self._blocked_since is None else time.monotonic() - self._blocked_since
 
     async def _rest(self) -> None:
         """Nothing to do: sleep until a request comes, and look after the workers."""
@@ -268,12 +287,11 @@ class Engine:
                 delay = min(2 * delay, self._settings.last_backoff)
         finally:
             patience.cancel()
-        self._orphans.clear()
         self._adopt(model)
 
     async def _try_connect(self) -> ModelInfo | None:
         try:
-            return await self._workers.connect(self._orphans)
+            return await self._workers.connect()
         except GatewayError as error:
             _log.debug("no connection yet: %s", error)
             await self._workers.disconnect()
@@ -288,15 +306,21 @@ class Engine:
         self._model = model
         self._scheduler.attach(model)
         self._is_connected = True
-        _log.info("connected: model %s, %d blocks", model.model_id, model.pool.num_blocks)
+        room, length = longest_sequence(model), model.max_sequence_length
+        _log.info("connected: model %s, room for %d tokens", model.model_id, pool_tokens(model))
+        if room < length:
+            _log.warning(
+                "the page pool has room for %d tokens, the model takes %d: longer requests are "
+                "refused; a larger --kv-memory helps",
+                room,
+                length,
+            )
 
     async def _lose_workers(self, error: GatewayError) -> None:
-        """End what was running; keep what waits. The sequences are closed later."""
-        self._is_connected = False
+        """End what was running; keep what waits. The next driver closes the sequences."""
+        self._is_connected, self._blocked_since = False, None
         await self._deliver()
-        lost, orphans = self._scheduler.abandon()
-        self._orphans += orphans
-        for sequence in lost:
+        for sequence in self._scheduler.abandon():
             self._fail(sequence, error)
         await self._workers.disconnect()
 

@@ -70,6 +70,22 @@ class FakeKvStore:
     def num_free(self) -> int:
         return len(self._free)
 
+    async def become_driver(self, driver_id: str) -> None:  # noqa: ARG002 - for a log
+        await asyncio.sleep(0)
+        if self.is_down:
+            raise WorkerUnavailable("the fake kvstore is down")
+        self._close_all()
+
+    async def resign(self) -> None:
+        await asyncio.sleep(0)
+        if self.is_down:
+            raise WorkerUnavailable("the fake kvstore is down")
+        self._close_all()
+
+    def _close_all(self) -> None:
+        for sequence_id in list(self.sequences):
+            self._close(sequence_id)
+
     async def update_sequences(self, update: Update) -> UpdateResult:
         await asyncio.sleep(0)
         if self.is_down:

@@ -136,11 +136,20 @@ class UpdateResult:
 class KvStore(Protocol):
     """The page manager. Every call raises WorkerUnavailable when it is out of reach."""
 
+    async def become_driver(self, driver_id: str) -> None:
+        """Take over: what this or another driver has open is closed, and refused later."""
+
     async def update_sequences(self, update: Update) -> UpdateResult:
-        """Apply one step's changes in a single call."""
+        """Apply one step's changes in a single call.
+
+        WorkerUnavailable also if somebody else has become the driver since.
+        """
+
+    async def resign(self) -> None:
+        """Close all that is open. Another can take over without it."""
 
     async def close(self) -> None:
-        """Give up the connection. Open sequences stay until they are closed by id."""
+        """Give up the connection."""
 
 
 # --- the step runner --------------------------------------------------------

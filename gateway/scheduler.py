@@ -88,7 +88,6 @@ class Scheduler:
         self._releases: list[tuple[str, CommitPlan | None]] = []  # for the next update
         self._forgets: list[str] = []  # for the next step
         self._asked: dict[str, int] = {}  # lengths in the update under way
-        self._closing: list[str] = []  # closes in the update under way
         self._failures: list[tuple[Sequence, GatewayError]] = []
         self._admits = True  # False: no room, and no sequence has ended since
         self._has_ended = False  # a sequence ended since the last update
@@ -138,12 +137,11 @@ class Scheduler:
         failures, self._failures = self._failures, []
         return failures
 
-    def abandon(self) -> tuple[list[Sequence], list[str]]:
+    def abandon(self) -> list[Sequence]:
         """The workers are lost: forget all that is open.
 
-        Returns the sequences that were running, which have ended, and the ids to
-        close when the kvstore is back. Those being opened wait again, but not for
-        ever: it may be they that the workers cannot bear.
+        Returns the sequences that were running, which have ended. Those being opened wait
+        again, but not for ever: it may be they that the workers cannot bear.
         """
         lost = list(self._running.values())
         again: list[Sequence] = []
@@ -151,18 +149,16 @@ class Scheduler:
             sequence.num_losses += 1
             (again if sequence.num_losses < _MAX_LOSSES else lost).append(sequence)
         lost = [sequence for sequence in lost if not sequence.is_ended]
-        released = [sequence_id for sequence_id, _ in self._releases]
-        ids = [*self._running, *self._opening, *released, *self._closing]
         for sequence in lost:
             sequence.is_ended = True
         self._running.clear()
         self._opening.clear()
         self._wait_again(again)
         self._releases.clear()
-        self._asked, self._closing = {}, []
+        self._asked = {}
         self._forgets.clear()
         self._admits = True
-        return lost, ids
+        return lost
 
     # --- the policy -----------------------------------------------------------
 
@@ -189,7 +185,7 @@ class Scheduler:
     def plan_update(self) -> Update:
         """What the kvstore must do while the step runs, so that the next one can write."""
         releases, self._releases = self._releases, []
-        self._closing = closes = [sequence_id for sequence_id, _ in releases]
+        closes = [sequence_id for sequence_id, _ in releases]
         commits = [commit for _, commit in releases if commit]
         extends, needs_blocks = [], False
         for sequence in self._running.values():
@@ -269,7 +265,7 @@ class Scheduler:
         for sequence_id, length in self._asked.items():
             if sequence := self._running.get(sequence_id):
                 sequence.length = length
-        self._asked, self._closing = {}, []
+        self._asked = {}
         started = []
         for opened in result.opened:
             sequence = self._opening.pop(opened.sequence_id)

@@ -48,7 +48,7 @@ def validate_text(field: str, num_characters: int, longest_token: int, model: Mo
 
 def longest_sequence(model: ModelInfo) -> int:
     """Most tokens of prompt and answer together, by the model and by the pool."""
-    return min(model.max_sequence_length, _pool_tokens(model))
+    return min(model.max_sequence_length, pool_tokens(model))
 
 
 def validate_sampling(sampling: SamplingOptions) -> None:
@@ -63,7 +63,8 @@ def validate_sampling(sampling: SamplingOptions) -> None:
     _check_range("sequence_index", sampling.sequence_index, 0, _INT32_MAX)
 
 
-def _pool_tokens(model: ModelInfo) -> int:
+def pool_tokens(model: ModelInfo) -> int:
+    """Tokens that the whole page pool holds."""
     return model.pool.num_blocks * model.pool.block_size
 
 
@@ -83,15 +84,17 @@ def _check_prompt(prompt_ids: Sequence[int], model: ModelInfo) -> None:
             f"takes {limit}",
             reason="CONTEXT_LENGTH_EXCEEDED",
         )
-    if num_tokens + 1 > _pool_tokens(model):
+    if num_tokens + 1 > pool_tokens(model):
         raise InvalidField(
             "prompt",
             f"the prompt has {num_tokens} tokens; with at least one to generate the page pool "
-            f"takes {_pool_tokens(model)}",
+            f"takes {pool_tokens(model)}",
             reason="PROMPT_EXCEEDS_POOL",
         )
     if min(prompt_ids) < 0 or max(prompt_ids) >= model.vocab_size:
-        raise InvalidField("prompt", f"token ids must be from 0 to {model.vocab_size - 1}")
+        last = model.vocab_size - 1
+        index, wrong = next((i, t) for i, t in enumerate(prompt_ids) if not 0 <= t <= last)
+        raise InvalidField("prompt", f"prompt: token {index} is {wrong}, not from 0 to {last}")
 
 
 def _check_lengths(num_prompt_tokens: int, max_tokens: int | None, model: ModelInfo) -> None:
@@ -107,10 +110,10 @@ def _check_lengths(num_prompt_tokens: int, max_tokens: int | None, model: ModelI
             f"{asked} are over the model's length of {model.max_sequence_length}",
             reason="CONTEXT_LENGTH_EXCEEDED",
         )
-    if total > _pool_tokens(model):
+    if total > pool_tokens(model):
         raise InvalidField(
             "max_tokens",
-            f"{asked} are over the page pool's {_pool_tokens(model)}",
+            f"{asked} are over the page pool's {pool_tokens(model)}",
             reason="PROMPT_EXCEEDS_POOL",
         )
 

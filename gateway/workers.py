@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 
 from gateway.errors import GatewayError, WorkerUnavailable
 from gateway.ports import (
@@ -32,22 +32,23 @@ class Workers:
     def __init__(self, kv: KvStore, compute: Compute, *, owner: str, step_timeout: float) -> None:
         self._kv, self._compute = kv, compute
         self._step_timeout = step_timeout
+        self._owner = owner
         self._stream: StepStream | None = None
         # The kvstore ignores ids that it does not know, so closing one that never
         # was is a harmless way to see that it answers.
         self._probe = Update(closes=(f"{owner}-probe",))
 
-    async def connect(self, orphans: Sequence[str]) -> ModelInfo:
-        """Become the driver, then close `orphans`: sequences that an earlier try left open.
+    async def connect(self) -> ModelInfo:
+        """Become the driver of both. The kvstore closes what drivers before have left open.
 
-        In this order, because compute may still be writing to their blocks until
-        its previous stream has ended.
+        In this order, because compute may still be writing to those blocks until the
+        previous stream has ended.
         """
         # Compute lets the next driver in once the last one's step has ended.
         async with _deadline(self._step_timeout, "compute does not open a stream"):
             self._stream = await self._compute.open_stream()
         async with _deadline(_CALL_TIMEOUT, "the kvstore does not answer"):
-            await self._kv.update_sequences(Update(closes=(*self._probe.closes, *orphans)))
+            await self._kv.become_driver(self._owner)
         async with _deadline(_CALL_TIMEOUT, "compute does not answer"):
             return await self._compute.get_model()
 
@@ -59,13 +60,12 @@ class Workers:
                 async with _deadline(_CALL_TIMEOUT, "the stream does not close"):
                     await stream.close()
 
-    async def close(self, orphans: Sequence[str]) -> None:
-        """Close `orphans` if the kvstore is there, and give up both connections."""
+    async def close(self) -> None:
+        """Let go of both, and of what is open in the kvstore, if that is there."""
         await self.disconnect()
-        if orphans:
-            with contextlib.suppress(GatewayError):
-                async with _deadline(_CALL_TIMEOUT, "the kvstore does not answer"):
-                    await self._kv.update_sequences(Update(closes=tuple(orphans)))
+        with contextlib.suppress(GatewayError):
+            async with _deadline(_CALL_TIMEOUT, "the kvstore does not answer"):
+                await self._kv.resign()
         await self._compute.close()
         await self._kv.close()
 

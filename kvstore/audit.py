@@ -43,6 +43,8 @@ def _tree_findings(blocks: BlockPool, findable: list[int]) -> list[str]:
             findings.append("a node of the tree is dead")
         if len({blocks.frames.is_held(b) for b in node.blocks}) > 1:
             findings.append("a node of the tree is held in part")
+        if any(owner is not node for owner in blocks.tree.owners[list(node.blocks)]):
+            findings.append("a block of the tree names another node than its own")
     unheld = {id(node) for node in nodes if not blocks.frames.is_held(node.blocks[0])}
     if {id(node) for node in blocks.queue.nodes()} != unheld:
         findings.append("the nodes to evict are other ones than those without references")
@@ -76,12 +78,15 @@ def _one_sequence(blocks: BlockPool, sequence: Sequence, block_size: int) -> lis
         findings.append("more tokens are computed than known or than have a slot")
     # Full blocks that are shared or findable must have been written first.
     num_full = sequence.num_computed // block_size
-    data = sequence.tokens[: num_full * block_size].tobytes()
+    num_known = len(sequence.tokens) // block_size
+    data = sequence.tokens[: num_known * block_size].tobytes()
     found = blocks.tree.find(sequence.chain.namespace, data)
     for position, block_id in enumerate(sequence.block_ids):
         if not blocks.frames.findable[block_id]:
             continue
-        if position >= num_full:
+        if sequence.may_share_tail and position == num_blocks - 1:
+            continue  # cut within a block that others may find; it is copied before a write
+        if position >= num_full and position >= sequence.num_forked_blocks:
             findings.append(f"block {block_id} is findable before it was computed")
         elif found[position : position + 1] != [block_id]:
             findings.append(f"block {block_id} is findable under another prefix")

@@ -23,7 +23,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.frames = Frames(num_blocks)
-        self.tree = PrefixTree(block_size)
+        self.tree = PrefixTree(num_blocks, block_size)
         self.queue = LruQueue(self._is_held)
         self.num_evictions = 0
 
@@ -76,9 +76,21 @@ class BlockPool:
         is registered below the other's.
         """
         new = self.tree.register(chain, data, block_ids)
-        self._queue_split()
         if new:
-            self.frames.set_findable(_ids(new))
+            ids = _ids(new)
+            self.frames.set_findable(ids)
+            self._separate(chain, ids)
+        self._queue_split()
+
+    def _separate(self, chain: Chain, new: Ids) -> None:
+        """Cut the node of new blocks where those who hold them change."""
+        counts = self.frames.ref_counts[new]
+        if counts.max() == 1:
+            return
+        first = chain.num_blocks - len(new)
+        for at in [0, *(np.flatnonzero(np.diff(counts)) + 1).tolist()]:
+            self.tree.separate(new[at], first + at)
+        self.tree.freeze(chain)
 
     def release(self, chain: Chain, block_ids: array[int]) -> None:
         """Drop the references of a sequence.
@@ -88,15 +100,44 @@ class BlockPool:
         """
         if len(set(block_ids)) != len(block_ids):
             raise ValueError("a block table cannot list a block twice")
+        path = list(self.tree.path(chain)) if chain.is_alive else []
+        self._drop(path, block_ids)
+
+    def share(self, chain: Chain, block_ids: array[int]) -> Chain:
+        """Hold a sequence's blocks once more; the chain of the second one."""
+        self.frames.hold(_ids(block_ids))
+        self.tree.freeze(chain)
+        return Chain(chain.namespace, chain.node, chain.num_blocks)
+
+    def cut(self, chain: Chain, num_blocks: int, block_ids: array[int], first_index: int) -> None:
+        """Drop the blocks of a sequence that stand in its table from `first_index` on.
+
+        The sequence goes on; its chain keeps at most `num_blocks`.
+        """
+        self.refresh(chain)
+        left = self.tree.retreat(chain, num_blocks) if chain.num_blocks > num_blocks else []
+        if block_ids:
+            # Others may have put our blocks into the tree: what we keep must be a node apart.
+            self.tree.separate(block_ids[0], first_index)
+        self._drop(left, block_ids)
+
+    def _drop(self, path: list[Node], block_ids: array[int]) -> None:
+        """Drop references, and use the nodes of `path`, the last one first."""
         # Tail first. A tail block's key covers the whole prefix before it, so it is the
         # least likely to match again and should be reused soonest.
-        self.frames.release(_ids(block_ids)[::-1])
-        if chain.is_alive:
-            for node in self.tree.path(chain):
-                self.queue.use(node)
-                if not self._is_held(node):
-                    self.queue.push(node)
-            self._queue_split()
+        cached = self.frames.release(_ids(block_ids)[::-1])
+        self._queue_split()
+        # Blocks beyond our chain that another sequence with the same ones registered.
+        others = set(self.tree.owners[cached].tolist()).difference(path) if len(cached) else ()
+        for node in sorted(others, key=lambda node: -node.start):
+            self._use(node)
+        for node in path:
+            self._use(node)
+
+    def _use(self, node: Node) -> None:
+        self.queue.use(node)
+        if not self._is_held(node):
+            self.queue.push(node)
 
     def _evict(self, num_blocks: int) -> None:
         """Make one node's last blocks free, no more than `num_blocks` of them."""

@@ -7,6 +7,7 @@ KvStoreError
 ├── SequenceNotFound
 ├── SequenceExists
 ├── OutOfBlocks         try again when blocks were released
+├── LeaseLapsed         somebody else is the driver
 ├── LayoutMismatch
 ├── PoolNotAttached
 └── NoRoomForPool
@@ -69,6 +70,13 @@ class OutOfBlocks(KvStoreError):
             needed_block_count=needed,
             free_block_count=free,
         )
+
+
+class LeaseLapsed(KvStoreError):
+    reason = "LEASE_LAPSED"
+
+    def __init__(self, *, epoch: int, present: int) -> None:
+        super().__init__("another driver has taken over", epoch=epoch, present_epoch=present)
 
 
 class LayoutMismatch(KvStoreError):

@@ -69,11 +69,11 @@ class Frames:
         self.num_cached -= len(unheld)
         self.ref_counts[block_ids] = counts + 1
 
-    def release(self, block_ids: Ids) -> None:
+    def release(self, block_ids: Ids) -> Ids:
         """Drop a reference of each of these blocks, which are distinct.
 
         The last one makes a block cached if it is findable, else free; those at the end
-        of `block_ids` are taken again first.
+        of `block_ids` are taken again first. Returns those that are cached now.
 
         Raises:
             ValueError: nobody holds one of them. Nothing changed.
@@ -84,8 +84,10 @@ class Frames:
         self.ref_counts[block_ids] = counts
         unheld = block_ids[counts == 0]
         kept = self.findable[unheld]
-        self.num_cached += int(np.count_nonzero(kept))
+        cached: Ids = unheld[kept]
+        self.num_cached += len(cached)
         self._give_back(unheld[~kept])
+        return cached
 
     def set_findable(self, block_ids: Ids) -> None:
         """Keep these held blocks, when released, for those who search their prefix.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from kvstore.errors import (
     InvalidRequest,
     KvStoreError,
     LayoutMismatch,
+    LeaseLapsed,
     NoRoomForPool,
     OutOfBlocks,
     PoolNotAttached,
@@ -23,6 +25,8 @@ from kvstore.types import (
     CommitPlan,
     ExtendedSequence,
     ExtendPlan,
+    ForkedSequence,
+    ForkPlan,
     KvShape,
     OpenedSequence,
     OpenPlan,
@@ -31,6 +35,7 @@ from kvstore.types import (
     PoolStats,
     Refusal,
     SequenceInfo,
+    TruncatePlan,
     Update,
     UpdateResult,
 )
@@ -72,6 +77,31 @@ class PageManager:
         self._block_size = block_size
         self._pool_factory = pool_factory
         self._attached: _Attached | None = None
+        self._epoch = 0  # of the present driver; 0: there is none
+
+    # --- the driver ---------------------------------------------------------
+
+    def acquire_driver_lease(self) -> tuple[int, int]:
+        """Make the caller the driver; its epoch, and how many sequences were closed.
+
+        Those are what drivers before it have left open; their updates are refused from now
+        on. Sequences of other clients stay.
+        """
+        # Never the same again, not even after a restart of this process.
+        self._epoch = max(self._epoch + 1, time.time_ns())
+        return self._epoch, self._close_driven()
+
+    def release_driver_lease(self, epoch: int) -> None:
+        """Close what the driver has open, and leave its seat empty. Others are ignored."""
+        if epoch == self._epoch:
+            self._close_driven()
+
+    def _close_driven(self) -> int:
+        return self._attached.tables.close_driven() if self._attached is not None else 0
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch and epoch != self._epoch:
+            raise LeaseLapsed(epoch=epoch, present=self._epoch)
 
     # --- the pool -----------------------------------------------------------
 
@@ -103,7 +133,7 @@ class PageManager:
 
     # --- sequences ----------------------------------------------------------
 
-    def open_sequences(self, plans: Iterable[OpenPlan]) -> list[OpenedSequence]:
+    def open_sequences(self, plans: Iterable[OpenPlan], epoch: int = 0) -> list[OpenedSequence]:
         """Share each prompt's longest cached prefix and allocate the rest. All or nothing.
 
         Hits cover full blocks and leave at least one token to compute. A repeat of a plan
@@ -115,7 +145,7 @@ class PageManager:
             PromptExceedsPool: a prompt could never fit.
             OutOfBlocks: they do not fit now.
         """
-        return self._pool().tables.open(plans)
+        return self._pool().tables.open(plans, epoch)
 
     def extend_sequences(self, plans: Iterable[ExtendPlan]) -> list[ExtendedSequence]:
         """Make room up to the given lengths. All or nothing; a lesser length is a no-op.
@@ -127,6 +157,31 @@ class PageManager:
             OutOfBlocks: they do not fit now.
         """
         return self._pool().tables.extend(plans)
+
+    def fork_sequences(self, plans: Iterable[ForkPlan]) -> list[ForkedSequence]:
+        """Second sequences that share every block of their source, a partial one too.
+
+        All or nothing. Whoever first needs a slot in a shared partial block gets a copy of
+        it from `extend_sequences`; the last one writes to the block itself. A plan may name
+        a sequence of an earlier plan as its source.
+
+        Raises:
+            PoolNotAttached, InvalidRequest
+            SequenceNotFound: no such source.
+            SequenceExists: the id is open. A fork is not repeated.
+        """
+        return self._pool().tables.fork(plans)
+
+    def truncate_sequences(self, plans: Iterable[TruncatePlan]) -> None:
+        """Cut sequences to fewer tokens and release what is behind. All or nothing.
+
+        A block that is cut within and that others read is copied before the next write.
+
+        Raises:
+            PoolNotAttached, SequenceNotFound
+            InvalidRequest: a length below 1 or above the present one.
+        """
+        self._pool().tables.truncate(plans)
 
     def commit_blocks(self, plans: Iterable[CommitPlan]) -> None:
         """The KV of leading tokens is written: their full blocks become findable.
@@ -145,14 +200,17 @@ class PageManager:
         if self._attached is not None:
             self._attached.tables.close(sequence_ids)
 
-    def update(self, update: Update) -> UpdateResult:
+    def update(self, update: Update, epoch: int = 0) -> UpdateResult:
         """Apply commits, closes, extends and opens, each entry on its own.
 
-        A refused entry changes nothing. Opens end at the first that finds no room.
+        A refused entry changes nothing. Opens end at the first that finds no room; what they
+        open belongs to the driver of this epoch (0: to no driver).
 
         Raises:
+            LeaseLapsed: the epoch is not the present driver's.
             PoolNotAttached: there is nothing to change, unless the update only closes.
         """
+        self._check_epoch(epoch)
         if self._attached is None and (update.commits or update.extends or update.opens):
             raise PoolNotAttached
         result = UpdateResult(extended=[], opened=[], refused=[])
@@ -163,7 +221,7 @@ class PageManager:
                 result.refused.append(_refusal(commit.sequence_id, error))
         self.close_sequences(update.closes)
         self._extend_each(update.extends, result)
-        self._open_until_full(update.opens, result)
+        self._open_until_full(update.opens, epoch, result)
         return result
 
     def _extend_each(self, plans: Sequence[ExtendPlan], result: UpdateResult) -> None:
@@ -176,14 +234,14 @@ class PageManager:
                 except KvStoreError as error:
                     result.refused.append(_refusal(plan.sequence_id, error))
 
-    def _open_until_full(self, plans: Iterable[OpenPlan], result: UpdateResult) -> None:
+    def _open_until_full(self, plans: Iterable[OpenPlan], epoch: int, result: UpdateResult) -> None:
         full: OutOfBlocks | None = None
         for plan in plans:
             if full is not None:
                 result.refused.append(_refusal(plan.sequence_id, full))
                 continue
             try:
-                result.opened.extend(self.open_sequences((plan,)))
+                result.opened.extend(self.open_sequences((plan,), epoch))
             except OutOfBlocks as error:
                 full = error
                 result.refused.append(_refusal(plan.sequence_id, error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -11,21 +12,26 @@ from kvstore import audit
 from kvstore.block_pool import BlockPool
 from kvstore.errors import (
     InvalidCommit,
+    InvalidRequest,
     OutOfBlocks,
     PromptExceedsPool,
     SequenceExists,
     SequenceNotFound,
 )
 from kvstore.prefix_tree import Chain
-from kvstore.sequences import Sequence, check_commit, check_plan
+from kvstore.sequences import Sequence, check_commit, check_id, check_plan
 from kvstore.types import (
+    BlockId,
     CommitPlan,
     ExtendedSequence,
     ExtendPlan,
+    ForkedSequence,
+    ForkPlan,
     OpenedSequence,
     OpenPlan,
     PoolStats,
     SequenceInfo,
+    TruncatePlan,
 )
 
 
@@ -52,8 +58,8 @@ class PageTables:
         self._num_prompt_tokens = 0
         self._num_hit_tokens = 0
 
-    def open(self, plans: Iterable[OpenPlan]) -> list[OpenedSequence]:
-        """See PageManager.open_sequences."""
+    def open(self, plans: Iterable[OpenPlan], epoch: int) -> list[OpenedSequence]:
+        """See PageManager.open_sequences. `epoch` of the driver, 0 for other clients."""
         openings: dict[str, _Opening] = {}
         answers: list[OpenedSequence | str] = []  # or the id of an opening
         for plan in plans:
@@ -67,14 +73,28 @@ class PageTables:
                 raise SequenceExists(plan.sequence_id)
             answers.append(plan.sequence_id)
         self._check_room(list(openings.values()))
-        opened = self._open_all(list(openings.values()))
+        opened = self._open_all(list(openings.values()), epoch)
         return [opened[entry] if isinstance(entry, str) else entry for entry in answers]
+
+    def fork(self, plans: Iterable[ForkPlan]) -> list[ForkedSequence]:
+        """See PageManager.fork_sequences."""
+        plans = list(plans)
+        made: set[str] = set()
+        for plan in plans:
+            check_id(plan.sequence_id)
+            if plan.source_id not in made:
+                self._find(plan.source_id)
+            if plan.sequence_id in made or plan.sequence_id in self._sequences:
+                raise SequenceExists(plan.sequence_id)
+            made.add(plan.sequence_id)
+        return [self._fork(self._sequences[p.source_id], p.sequence_id) for p in plans]
 
     def extend(self, plans: Iterable[ExtendPlan]) -> list[ExtendedSequence]:
         """See PageManager.extend_sequences."""
         size, sequences = self._block_size, self._sequences
         lengths: dict[str, int] = {}
-        growths: list[tuple[Sequence, int]] = []
+        growths: list[tuple[Sequence, int, bool]] = []  # blocks to add, one of them a copy
+        copied: Counter[BlockId] = Counter()
         num_needed = num_tokens = 0
         for plan in plans:
             sequence_id, length = plan.sequence_id, plan.length
@@ -87,22 +107,34 @@ class PageTables:
             lengths[sequence_id] = length
             num_tokens += length - before
             count = (length - 1) // size - (before - 1) // size
-            if count:
-                num_needed += count
-                growths.append((sequence, count))
+            copies = False
+            if sequence.may_share_tail and before == sequence.length:
+                copies = self._copies_tail(sequence, copied)
+            if count or copies:
+                num_needed += count + copies
+                growths.append((sequence, count + copies, copies))
         new = self._blocks.allocate(num_needed) if num_needed else array("i")
         answers = []
         at = 0
-        for sequence, count in growths:
-            first_index = len(sequence.block_ids)
-            given = new[at : at + count]
+        for sequence, count, copies in growths:
+            answers.append(self._grow(sequence, new[at : at + count], copies))
             at += count
-            sequence.block_ids.extend(given)
-            answers.append(ExtendedSequence(sequence.sequence_id, first_index, given.tolist()))
         for sequence_id, length in lengths.items():
-            sequences[sequence_id].length = length
-        self._num_waste_slots += num_needed * size - num_tokens
+            sequence = sequences[sequence_id]
+            sequence.length = length
+            sequence.may_share_tail = False
+        self._num_waste_slots += (num_needed - copied.total()) * size - num_tokens
         return answers
+
+    def truncate(self, plans: Iterable[TruncatePlan]) -> None:
+        """See PageManager.truncate_sequences."""
+        plans = list(plans)
+        for plan in plans:
+            limit = self._find(plan.sequence_id).length
+            if not 1 <= plan.length <= limit:
+                raise InvalidRequest("length", f"{plan.length} is not from 1 to {limit}")
+        for plan in plans:
+            self._truncate(self._sequences[plan.sequence_id], plan.length)
 
     def commit(self, plans: Iterable[CommitPlan]) -> None:
         """See PageManager.commit_blocks."""
@@ -122,6 +154,12 @@ class PageTables:
             if sequence is not None:
                 self._num_waste_slots -= self._waste(sequence)
                 self._blocks.release(sequence.chain, sequence.block_ids)
+
+    def close_driven(self) -> int:
+        """Close all sequences that drivers opened; how many there were."""
+        ids = [sequence.sequence_id for sequence in self._sequences.values() if sequence.epoch]
+        self.close(ids)
+        return len(ids)
 
     def page(self, size: int, first_serial: int) -> tuple[list[SequenceInfo], int | None]:
         """Up to `size` sequences from a serial on, and the serial of the next, if any."""
@@ -193,7 +231,7 @@ class PageTables:
         if needed > free:
             raise OutOfBlocks(needed=needed, free=free)
 
-    def _open_all(self, openings: list[_Opening]) -> dict[str, OpenedSequence]:
+    def _open_all(self, openings: list[_Opening], epoch: int) -> dict[str, OpenedSequence]:
         # Every hit is held before anything is allocated, or one plan's allocation could
         # evict another's hits.
         for opening in openings:
@@ -211,6 +249,7 @@ class PageTables:
                 length=len(opening.prompt),
                 num_computed=num_cached,
                 chain=opening.chain,
+                epoch=epoch,
             )
             self._sequences[sequence.sequence_id] = sequence
             self._num_opened += 1
@@ -228,6 +267,72 @@ class PageTables:
         if not sequence.is_opened_by(plan, prompt):
             raise SequenceExists(plan.sequence_id)
         return self._answer(sequence)
+
+    def _fork(self, source: Sequence, sequence_id: str) -> ForkedSequence:
+        # Slots beyond the known tokens are promised to the source alone.
+        length = min(source.length, len(source.tokens))
+        table = source.block_ids[: self._num_blocks(length)]
+        sequence = Sequence(
+            sequence_id=sequence_id,
+            serial=self._num_opened,
+            tokens=source.tokens[:],
+            num_prompt_tokens=source.num_prompt_tokens,
+            num_cached_tokens=source.num_cached_tokens,
+            block_ids=table,
+            length=length,
+            num_computed=source.num_computed,
+            chain=self._blocks.share(source.chain, table),
+            epoch=source.epoch,
+            may_share_tail=True,
+            num_forked_blocks=len(table),
+        )
+        source.may_share_tail = True
+        source.num_forked_blocks = max(source.num_forked_blocks, len(table))
+        self._sequences[sequence_id] = sequence
+        self._num_opened += 1
+        self._num_waste_slots += self._waste(sequence)
+        return ForkedSequence(sequence_id, table.tolist(), length, sequence.num_computed)
+
+    def _copies_tail(self, sequence: Sequence, copied: Counter[BlockId]) -> bool:
+        """Whether the next slot is in a block that others read; counts it then.
+
+        The last of those who share a block writes to it: by then it is the sole owner,
+        unless the block can be found by its prefix.
+        """
+        if sequence.length % self._block_size == 0:
+            return False
+        tail = sequence.block_ids[-1]
+        frames = self._blocks.frames
+        if not frames.findable[tail] and frames.ref_counts[tail] - copied[tail] <= 1:
+            return False
+        copied[tail] += 1
+        return True
+
+    def _grow(self, sequence: Sequence, new: array[int], copies: bool) -> ExtendedSequence:
+        first_index = len(sequence.block_ids)
+        if not copies:
+            sequence.block_ids.extend(new)
+            return ExtendedSequence(sequence.sequence_id, first_index, new.tolist())
+        old = sequence.block_ids.pop()
+        sequence.block_ids.extend(new)
+        self._blocks.cut(sequence.chain, first_index - 1, array("i", [old]), first_index - 1)
+        return ExtendedSequence(sequence.sequence_id, first_index - 1, new.tolist(), old)
+
+    def _truncate(self, sequence: Sequence, length: int) -> None:
+        keep = self._num_blocks(length)
+        self._num_waste_slots -= self._waste(sequence)
+        cut = sequence.block_ids[keep:]
+        del sequence.block_ids[keep:]
+        del sequence.tokens[length:]
+        sequence.num_forked_blocks = min(sequence.num_forked_blocks, keep)
+        sequence.length = length
+        sequence.num_computed = min(sequence.num_computed, length)
+        sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, length)
+        sequence.num_cached_tokens = min(sequence.num_cached_tokens, length)
+        # The chain may still cover a block that is cut within, until its copy replaces it.
+        self._blocks.cut(sequence.chain, keep, cut, keep)
+        sequence.may_share_tail = True
+        self._num_waste_slots += self._waste(sequence)
 
     def _commit(self, sequence: Sequence, num_computed: int, new_tokens: array[int]) -> None:
         sequence.tokens.extend(new_tokens)

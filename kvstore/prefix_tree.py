@@ -5,8 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvstore.types import BlockId, Namespace
 
@@ -77,8 +79,10 @@ class PrefixTree:
     hashes can never make two prefixes the same.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self._size = block_size * TOKEN_BYTES  # of a block's tokens
+        # The node of each block; None if it is in none.
+        self.owners: NDArray[Any] = np.full(num_blocks, None, object)
         self._roots: dict[Namespace, Root] = {}
         self.split_nodes: list[Node] = []  # the new upper ones, for whoever orders the nodes
 
@@ -121,9 +125,11 @@ class PrefixTree:
             if node.grower is chain and not node.children:
                 node.blocks.extend(new)
                 node.data += data[at * size :]
+                self._own(node, new)
             else:
                 child = Node(node, node.end, new[:], bytearray(data[at * size :]))
                 child.grower = chain
+                self._own(child, new)
                 node.children[data[at * size : (at + 1) * size]] = child
                 node = child
         chain.node = node
@@ -137,9 +143,30 @@ class PrefixTree:
             yield node
             node = node.parent
 
+    def retreat(self, chain: Chain, num_blocks: int) -> list[Node]:
+        """Shorten a chain; the nodes it does not cover any more, the last one first."""
+        left = [node for node in self.path(chain) if node.end > num_blocks]
+        chain.num_blocks = num_blocks
+        self._settle(chain)  # cuts the last of those in two, of which the lower one is left
+        if not num_blocks:
+            chain.node = None
+        return left
+
+    def separate(self, block_id: BlockId, num_blocks: int) -> None:
+        """Let the node of a block begin no earlier than after `num_blocks` blocks."""
+        node = self.owners[block_id]
+        if node is not None and node.start < num_blocks:
+            self._split(node, num_blocks - node.start)
+
+    def freeze(self, chain: Chain) -> None:
+        """What the chain's owner registers next begins a node: others hold this one too."""
+        if chain.node is not None:
+            chain.node.grower = None
+
     def trim(self, node: Node, count: int) -> array[int]:
         """Cut the last blocks off a node without children; the blocks, first one first."""
         cut = node.blocks[-count:]
+        self._own(None, cut)
         if count == len(node.blocks):
             self._remove(node)
             return cut
@@ -157,6 +184,8 @@ class PrefixTree:
             child.is_alive = False
             cut += child.blocks
             stack += child.children.values()
+        if cut:
+            self._own(None, cut)
         return cut
 
     def walk(self) -> Iterator[Node]:
@@ -227,8 +256,12 @@ class PrefixTree:
         node.start += count
         node.parent = upper
         upper.children[bytes(node.data[:size])] = node
+        self._own(upper, upper.blocks)
         self.split_nodes.append(upper)
         return upper
+
+    def _own(self, node: Node | None, blocks: array[int]) -> None:
+        self.owners[np.array(blocks, np.int32)] = node
 
     def _remove(self, node: Node) -> None:
         parent = node.parent

@@ -30,7 +30,10 @@ class Sequence:
 
     num_computed <= length, num_computed <= len(tokens), and
     len(block_ids) == ceil(length / block_size). Tokens may run ahead of the length by
-    those that have been drawn but have no slot yet.
+    those that have been drawn but have no slot yet. `may_share_tail`: the last block may
+    be one that others read, which must be copied before the next slot in it is given out.
+    `num_forked_blocks`: leading ones that were shared by forking, which any of those who
+    share them may compute.
     """
 
     sequence_id: str
@@ -42,6 +45,9 @@ class Sequence:
     length: int
     num_computed: int
     chain: Chain
+    epoch: int = 0  # of the driver that opened it; 0: another client
+    may_share_tail: bool = False
+    num_forked_blocks: int = 0
 
     def is_opened_by(self, plan: OpenPlan, prompt: array[int]) -> bool:
         """The plan is a repeat of the one that opened this sequence."""
@@ -52,11 +58,16 @@ class Sequence:
         )
 
 
-def check_plan(plan: OpenPlan) -> array[int]:
-    """The prompt of a well-formed plan. Raises InvalidRequest, naming the field."""
-    size = len(plan.sequence_id.encode("utf-8", "surrogatepass"))
+def check_id(sequence_id: str) -> None:
+    """Raises InvalidRequest for what is no id of a sequence."""
+    size = len(sequence_id.encode("utf-8", "surrogatepass"))
     if not 1 <= size <= MAX_ID_BYTES:
         raise InvalidRequest("sequence_id", f"must have 1 to {MAX_ID_BYTES} bytes, has {size}")
+
+
+def check_plan(plan: OpenPlan) -> array[int]:
+    """The prompt of a well-formed plan. Raises InvalidRequest, naming the field."""
+    check_id(plan.sequence_id)
     try:
         prompt = to_array(plan.token_ids)
     except ValueError as error:

@@ -86,11 +86,42 @@ class ExtendPlan:
 
 @dataclass(frozen=True, slots=True)
 class ExtendedSequence:
-    """Blocks `block_ids` now stand in the table from index `first_index` on."""
+    """Blocks `block_ids` now stand in the table from index `first_index` on.
+
+    With `copied_from`, the first of them replaces that block, which others still read: its
+    contents must be copied before the new one is written to.
+    """
 
     sequence_id: str
     first_index: int
     block_ids: list[BlockId]
+    copied_from: BlockId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPlan:
+    """Make `sequence_id` a second sequence with all that `source_id` has."""
+
+    source_id: str
+    sequence_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedSequence:
+    """`length` tokens have a slot, and the KV of the first `num_computed_tokens` is there."""
+
+    sequence_id: str
+    block_ids: list[BlockId]
+    length: int
+    num_computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatePlan:
+    """Forget the tokens from position `length` on, and their slots."""
+
+    sequence_id: str
+    length: int
 
 
 @dataclass(frozen=True, slots=True)

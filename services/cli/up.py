@@ -80,6 +80,8 @@ class _Supervisor:
             if stopped.done():
                 self._screen.say("stopping; Ctrl-C again to end running requests at once")
             await self._stop()
+            if stopped.done():
+                self._screen.say("stopped")
 
     async def _until(
         self, stopped: asyncio.Task[bool], work: Callable[[], Awaitable[None]]

@@ -156,7 +156,7 @@ class ModelSettings(_Settings):
 
 class PoolSettings(_Settings):
     kv_memory: MemorySize = Field(
-        "1GiB", description="size of the page pool: bytes, 1GiB, 500MB, or 25%% of memory"
+        "1GiB", description="size of the page pool: bytes, 1GiB, 500MB, or 25% of memory"
     )
     block_size: BlockSize = Field(16, description="tokens per block: 8, 16 or 32")
 
@@ -293,5 +293,5 @@ def to_toml(settings: BaseSettings) -> str:
     for name, info in type(settings).model_fields.items():
         value = getattr(settings, name)
         text = repr(value) if isinstance(value, int | float) else f'"{value}"'
-        lines.append(f"# {(info.description or '').replace('%%', '%')}\n{name} = {text}")
+        lines.append(f"# {(info.description or '')}\n{name} = {text}")
     return "\n".join(lines)

@@ -63,6 +63,7 @@ TABLE: dict[str, tuple[grpc.StatusCode, int, str]] = {
     "SEQUENCE_EXISTS": _CONFLICT,
     "OUT_OF_BLOCKS": _EXHAUSTED,
     "NO_ROOM_FOR_POOL": _EXHAUSTED,
+    "LEASE_LAPSED": _STALE,
     "LAYOUT_MISMATCH": _STALE,
     "POOL_NOT_ATTACHED": _STALE,
     # compute

@@ -17,7 +17,9 @@ def configure(level: str, log_format: LogFormat, service: str) -> None:
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True)
+        if log_format == "json"
+        else structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
         structlog.processors.format_exc_info,
     ]
     renderer: structlog.typing.Processor
@@ -25,9 +27,7 @@ def configure(level: str, log_format: LogFormat, service: str) -> None:
         shared.append(_service_adder(service))
         renderer = structlog.processors.JSONRenderer()
     else:
-        renderer = structlog.processors.KeyValueRenderer(
-            key_order=["timestamp", "level", "event"], drop_missing=True
-        )
+        renderer = _text_line
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(numeric),
@@ -35,6 +35,20 @@ def configure(level: str, log_format: LogFormat, service: str) -> None:
         cache_logger_on_first_use=True,
     )
     _route_standard_logging(numeric, shared, renderer)
+
+
+def _text_line(_logger: object, _method: str, event: structlog.typing.EventDict) -> str:
+    """For people: time, level, what happened, and the rest as key=value."""
+    facts = dict(event)
+    parts = [facts.pop("timestamp"), f"{facts.pop('level'):<7}", str(facts.pop("event"))]
+    trace = facts.pop("exception", None)
+    parts += [f"{key}={_plain(value)}" for key, value in facts.items()]
+    return " ".join(parts) + (f"\n{trace}" if trace else "")
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return text if text and text.isprintable() and " " not in text else repr(text)
 
 
 def _service_adder(service: str) -> structlog.typing.Processor:

@@ -63,7 +63,9 @@ def _find(model: str, cache_dir: Path, progress: Progress) -> ModelFiles:
     if path.is_dir():
         return _from_directory(path, path.resolve().name)
     if path.suffix == ".gguf" or model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise StartupError(f"model {model!r}: no such file or directory")
+        raise StartupError(
+            f"model {model!r}: no such file or directory (a hub id would be OWNER/NAME)"
+        )
     return _from_hub(model, progress)
 
 

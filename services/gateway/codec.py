@@ -6,7 +6,10 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 from quire.common.v1 import common_pb2
 from quire.gateway.v1 import gateway_pb2 as pb
 
@@ -36,6 +39,18 @@ def conversation(chat: pb.ChatMessages) -> list[dict[str, str]]:
             path = f"chat.messages[{index}].role"
             raise InvalidField(path, f"{path}: must be one of {', '.join(_ROLES)}")
     return [{"role": message.role, "content": message.content} for message in chat.messages]
+
+
+def refuse_unknown_fields(message: Message) -> None:
+    """Raises InvalidField if it has a field of a later version, which might change the answer."""
+    fields: Any = UnknownFieldSet(message)
+    for unknown in fields:
+        name = f"{message.DESCRIPTOR.name} field {unknown.field_number}"
+        raise InvalidField(name, f"{name}: unknown field", reason="UNKNOWN_FIELD")
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if isinstance(value, Sequence) else [value]:
+                refuse_unknown_fields(part)
 
 
 def generation_request(

@@ -16,10 +16,10 @@ from compute.errors import ComputeError, InvalidStep, LogitsNotFinite
 from compute.ports import StepRunner
 from gateway import ports
 from gateway.errors import StepRefused, WorkerUnavailable
-from services.common.errors import error_details
 from services.common.server import CHANNEL_OPTIONS
 from services.compute.servicer import ACCEPTED
 from services.compute.step_thread import StepSession, StepThread
+from services.gateway.unavailable import unavailable
 
 # Describing a model or accepting a driver may have to wait for a step to end.
 _CALL_SECONDS = 30.0
@@ -236,8 +236,7 @@ class LocalStepStream:
 
 
 def _unavailable(error: grpc.RpcError) -> WorkerUnavailable:
-    details = error_details(error)
-    return WorkerUnavailable(f"compute: {details.message or details.code.name}")
+    return unavailable("compute", error)
 
 
 def _refused(step_id: int, reason: str, message: str) -> StepRefused:

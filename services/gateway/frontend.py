@@ -13,6 +13,7 @@ from gateway.errors import InvalidField, ModelNotFound
 from gateway.ports import ModelInfo
 from gateway.types import Delta, GenerationEvent, GenerationRequest, Started
 from gateway.validation import validate_text
+from services.common.errors import status_of
 from services.gateway.metrics import Metrics
 
 # Above this, tokenizing takes long enough to delay the tokens of others.
@@ -97,8 +98,8 @@ class Frontend:
                     else:
                         outcome = event.reason.value
                     yield event
-        except Exception:
-            outcome = "error"
+        except Exception as error:
+            outcome = "refused" if status_of(error).http < 500 else "error"
             raise
         finally:
             metrics.generations.labels(outcome).inc()
@@ -136,4 +137,6 @@ def renamed(error: InvalidField, field: str) -> InvalidField:
     text = str(error)
     if text.startswith(error.field):
         text = field + text.removeprefix(error.field)
+    elif error.field == "max_tokens":  # stands in the middle of a sentence, and means nothing else
+        text = text.replace(error.field, field)
     return InvalidField(field, text, reason=error.reason)

@@ -14,8 +14,8 @@ from gateway.errors import WorkerUnavailable
 from kvstore import types as kv
 from kvstore.errors import KvStoreError, OutOfBlocks
 from kvstore.manager import PageManager
-from services.common.errors import error_details
 from services.common.server import CHANNEL_OPTIONS
+from services.gateway.unavailable import unavailable
 
 # The page manager answers in milliseconds; one that takes longer than this is stuck.
 _CALL_SECONDS = 10.0
@@ -31,6 +31,22 @@ class GrpcKvStore:
         """`target` is HOST:PORT or unix:PATH. Connects when first used."""
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub = kvstore_pb2_grpc.KvCacheServiceStub(self._channel)
+        self._epoch = 0
+
+    async def become_driver(self, driver_id: str) -> None:
+        request = pb.AcquireDriverLeaseRequest(driver_id=driver_id)
+        try:
+            response = await self._stub.AcquireDriverLease(request, timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise _unavailable(error) from None
+        self._epoch = response.epoch
+
+    async def resign(self) -> None:
+        request = pb.ReleaseDriverLeaseRequest(epoch=self._epoch)
+        try:
+            await self._stub.ReleaseDriverLease(request, timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise _unavailable(error) from None
 
     async def update_sequences(self, update: ports.Update) -> ports.UpdateResult:
         result = ports.UpdateResult(extended=[], opened=[], refused=[])
@@ -70,6 +86,7 @@ class GrpcKvStore:
         await self._channel.close()
 
     async def _call(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
+        request.driver_epoch = self._epoch
         try:
             return await self._stub.UpdateSequences(request, timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
@@ -81,10 +98,17 @@ class LocalKvStore:
 
     def __init__(self, manager: PageManager) -> None:
         self._manager = manager
+        self._epoch = 0
+
+    async def become_driver(self, driver_id: str) -> None:  # noqa: ARG002 - for a log
+        self._epoch, _ = self._manager.acquire_driver_lease()
+
+    async def resign(self) -> None:
+        self._manager.release_driver_lease(self._epoch)
 
     async def update_sequences(self, update: ports.Update) -> ports.UpdateResult:
         try:
-            result = self._manager.update(_to_kvstore(update))
+            result = self._manager.update(_to_kvstore(update), self._epoch)
         except KvStoreError as error:
             raise WorkerUnavailable(f"kvstore: {error}") from None
         return ports.UpdateResult(
@@ -108,8 +132,7 @@ class LocalKvStore:
 
 
 def _unavailable(error: grpc.RpcError) -> WorkerUnavailable:
-    details = error_details(error)
-    return WorkerUnavailable(f"kvstore: {details.message or details.code.name}")
+    return unavailable("kvstore", error)
 
 
 def _batches(opens: Sequence[ports.OpenPlan]) -> Iterator[list[ports.OpenPlan]]:

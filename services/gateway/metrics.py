@@ -42,7 +42,7 @@ class Metrics:
         )
         self.generations = Counter(
             "quire_generations",
-            "Ended generations: stop, length, cancelled, abandoned or error.",
+            "Ended generations: stop, length, cancelled, abandoned, refused or error.",
             ("outcome",),
             registry=registry,
         )

@@ -60,14 +60,27 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
         self._kv.close_sequences(request.sequence_ids)
         return pb.CloseSequencesResponse()
 
+    async def AcquireDriverLease(
+        self, request: pb.AcquireDriverLeaseRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AcquireDriverLeaseResponse:
+        epoch, num_closed = self._kv.acquire_driver_lease()
+        _log.info("driver", driver_id=request.driver_id, num_closed_sequences=num_closed)
+        return pb.AcquireDriverLeaseResponse(epoch=epoch, closed_sequence_count=num_closed)
+
+    async def ReleaseDriverLease(
+        self, request: pb.ReleaseDriverLeaseRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ReleaseDriverLeaseResponse:
+        self._kv.release_driver_lease(request.epoch)
+        return pb.ReleaseDriverLeaseResponse()
+
     async def UpdateSequences(
         self, request: pb.UpdateSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.UpdateSequencesResponse:
         closed = [sequence_id for sequence_id in request.closes if self._kv.is_open(sequence_id)]
         request_ids = {plan.sequence_id: plan.request_id for plan in request.opens}
-        result = self._kv.update(codec.update(request))
+        result = self._kv.update(codec.update(request), request.driver_epoch)
         for opened in result.opened:
-            _log.info(
+            _log.debug(
                 "sequence opened",
                 request_id=request_ids[opened.sequence_id],
                 sequence_id=opened.sequence_id,

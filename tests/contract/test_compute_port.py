@@ -336,3 +336,11 @@ async def test_nobody_listening_is_unavailable(tmp_path):
     with pytest.raises(WorkerUnavailable):
         await client.open_stream()
     await client.close()
+
+
+async def test_clients_are_not_told_of_sockets(tmp_path):
+    client = GrpcCompute(f"unix:{tmp_path / 'nobody.sock'}")
+    with pytest.raises(WorkerUnavailable) as caught:
+        await client.get_model()
+    assert str(caught.value) == "compute is out of reach"
+    await client.close()

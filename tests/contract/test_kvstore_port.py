@@ -8,6 +8,7 @@ import pytest
 
 from gateway.errors import WorkerUnavailable
 from gateway.ports import CommitPlan, ExtendPlan, Namespace, OpenPlan, Update
+from kvstore import types
 from kvstore.manager import PageManager
 
 NS = Namespace(b"m" * 32)
@@ -15,6 +16,10 @@ NS = Namespace(b"m" * 32)
 
 def prompt(length: int, first: int = 0) -> list[int]:
     return list(range(first, first + length))
+
+
+OPEN_OF_OTHERS = types.OpenPlan("other", list(range(900, 909)), types.Namespace(b"other"))
+OPEN_ONE = types.Update(opens=[OPEN_OF_OTHERS])
 
 
 async def test_a_sequence_lives_from_open_to_close(kv):
@@ -171,6 +176,34 @@ def test_the_two_sides_name_the_same_fields():
 
     for name in ("OpenPlan", "ExtendPlan", "CommitPlan", "ExtendedSequence", "OpenedSequence"):
         ours, theirs = getattr(ports, name), getattr(types, name)
-        names = [f.name for f in dataclasses.fields(ours) if f.name != "request_id"]  # the log's
-        assert names == [f.name for f in dataclasses.fields(theirs)]
+        # The log's, and what only sequences that were forked have.
+        own = {"request_id", "copied_from"}
+        sides = [[f.name for f in dataclasses.fields(side)] for side in (ours, theirs)]
+        assert [n for n in sides[0] if n not in own] == [n for n in sides[1] if n not in own]
     assert ports.Namespace._fields == types.Namespace._fields
+
+
+async def test_a_new_driver_closes_what_the_last_one_left_open(kv):
+    """As after a crash: nobody else would ever close it."""
+    kv.manager.open_sequences([OPEN_OF_OTHERS])
+    await kv.client.become_driver("first")
+    await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(20), NS)]))
+    await kv.client.become_driver("second")
+    assert [info.sequence_id for info in kv.manager.list_sequences()[0]] == ["other"]
+    again = await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(20), NS)]))
+    assert [opened.sequence_id for opened in again.opened] == ["a"]
+    await kv.client.resign()
+    assert [info.sequence_id for info in kv.manager.list_sequences()[0]] == ["other"]
+
+
+async def test_a_driver_that_was_replaced_changes_nothing_more(kv):
+    await kv.client.become_driver("first")
+    epoch, _ = kv.manager.acquire_driver_lease()
+    kv.manager.update(OPEN_ONE, epoch)
+    before = kv.manager.stats()
+    with pytest.raises(WorkerUnavailable, match="another driver"):
+        await kv.client.update_sequences(Update(closes=["other"]))
+    with pytest.raises(WorkerUnavailable, match="another driver"):
+        await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(20), NS)]))
+    await kv.client.resign()
+    assert kv.manager.stats() == before

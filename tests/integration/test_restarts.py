@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -160,6 +161,36 @@ def test_killing_compute_again_and_again_leaves_no_trace(cell):
     assert len(cell.pools) == 1
     assert all(pool.exists() for pool in cell.pools)
     assert kvstore.memory_info().rss < resident + 16 * 2**20
+
+
+def metric(cell: Cell, name: str) -> float:
+    lines = httpx.get(f"http://{cell.http}/metrics").text.splitlines()
+    return next(float(line.split(" ")[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_a_gateway_killed_under_load_leaves_nothing_held(cell):
+    """Its sequences are in the kvstore, which outlives it; only the next driver can end them."""
+    with ThreadPoolExecutor(16) as clients:
+        begun = [clients.submit(post_until_cut, cell, f"{i} {PROMPT}") for i in range(16)]
+        deadline = time.monotonic() + 30
+        while metric(cell, "quire_kvstore_held") < 64 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert metric(cell, "quire_kvstore_held") >= 64
+        cell.kill("gateway")
+        assert not [one.result() for one in begun if one.result()]
+    cell.start("gateway")
+    cell.wait_ready()
+    assert metric(cell, "quire_kvstore_sequences") == 0
+    assert metric(cell, "quire_kvstore_held") == 0
+    assert text(cell.complete())
+
+
+def post_until_cut(cell: Cell, prompt: str) -> bool:
+    """Whether an answer came before the connection broke."""
+    try:
+        return cell.complete(prompt, max_tokens=400).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def test_a_killed_gateway_leaves_blocks_that_the_next_one_can_use(cell):

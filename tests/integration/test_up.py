@@ -52,7 +52,7 @@ def test_announces_its_addresses_and_a_command_to_try(quire):
 def lines_about(running, request_id: str) -> set[str]:
     """The services that logged something of a request."""
     lines = running.log.read_text().splitlines()
-    return {line.split(" ")[0] for line in lines if f"request_id={request_id!r}" in line}
+    return {line.split(" ")[0] for line in lines if f"request_id={request_id}" in line}
 
 
 def test_every_service_logs_the_request_id(quire, model_files):

@@ -73,6 +73,12 @@ def _pointer_type(element: Any) -> Any:
     return implementation
 
 
+def clear_cache() -> None:
+    """Delete our compiled code from the disk. What is damaged there is compiled again then."""
+    for path in Path(numba.config.CACHE_DIR).rglob("*.nb[ic]"):
+        path.unlink(missing_ok=True)
+
+
 f32_at = intrinsic(_pointer_type(types.float32))
 i32_at = intrinsic(_pointer_type(types.int32))
 i64_at = intrinsic(_pointer_type(types.int64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,9 @@ from compute.kernels.cpu.checks import (
     check_rows,
     check_tables,
 )
+from compute.kernels.cpu.jit import clear_cache
+
+_log = logging.getLogger(__name__)
 
 # Fewer multiplications than this and waking the other threads costs more than it gains.
 _WORTH_SHARING = 16_384
@@ -60,7 +64,13 @@ class CpuKernels:
         ]
         for done, compile_one in enumerate(compilations):
             progress(done, len(compilations))
-            compile_one()
+            try:
+                compile_one()
+            except Exception as error:
+                # A file of the cache that was cut off, say by a full disk, raises anything.
+                _log.warning("compiled kernels cannot be used (%r); compiling again", error)
+                clear_cache()
+                compile_one()
         progress(len(compilations), len(compilations))
 
     def rms_norm(

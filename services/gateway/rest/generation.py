@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 
 import structlog
+from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -91,8 +92,8 @@ class GenerationRoutes:
             return JSONResponse(head.object(form.kind, choices, usage=usage(answers)))
         # An error before the first event still gets an HTTP status of its own.
         first = await unless_disconnected(request.receive, _first(events, asked))
-        lines = _lines(_with_first(first, events), answers, head, form, asked.include_usage)
-        return EventStream(lines)
+        whole = _with_first(first, events)
+        return EventStream(_lines(whole, answers, head, form, asked.include_usage, request.state))
 
 
 def _requests(
@@ -157,7 +158,12 @@ async def _with_first(first: Indexed, events: Events) -> Events:
 
 
 async def _lines(
-    events: Events, answers: list[Answer], head: Head, form: Format, include_usage: bool
+    events: Events,
+    answers: list[Answer],
+    head: Head,
+    form: Format,
+    include_usage: bool,
+    state: State,
 ) -> AsyncGenerator[bytes]:
     """Server-sent events: chunks, the usage if asked for, [DONE]; or an error and no more."""
     rest: Json = {"usage": None} if include_usage else {}
@@ -172,7 +178,9 @@ async def _lines(
             yield _line(head.object(form.chunk_kind, [], usage=usage(answers)))
         yield b"data: [DONE]\n\n"
     except Exception as error:  # too late for a status: the client learns of it in the stream
-        yield _line(errors.described(error)[1])
+        content = errors.described(error)[1]
+        state.error = content["error"]["code"]  # for the log, whose status is 200
+        yield _line(content)
 
 
 def _chunk_choice(form: Format, index: int, event: GenerationEvent) -> Json | None:

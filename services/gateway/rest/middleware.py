@@ -59,10 +59,11 @@ class Observer:
         # The pattern and not the path, which clients choose at will.
         route = getattr(scope.get("route"), "path", "unknown")
         self._metrics.http_requests.labels(scope["method"], route, str(status)).inc()
+        facts = {"method": scope["method"], "route": route, "status": status}
+        if error := scope["state"].get("error"):  # amid a stream, after its status
+            facts["error"] = error
         log = _log.info if route.startswith("/v1/") else _log.debug
-        log(
-            "request", method=scope["method"], route=route, status=status, seconds=round(seconds, 4)
-        )
+        log("request", **facts, seconds=round(seconds, 4))
 
 
 def _request_id(given: str | None) -> str:

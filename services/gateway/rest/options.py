@@ -30,6 +30,8 @@ COMMON: Mapping[str, Inert] = {
     "frequency_penalty": _one_of(None, 0, 0.0),
     "repetition_penalty": _one_of(None, 1, 1.0),
     "logit_bias": _one_of(None, {}),
+    "response_format": _one_of(None, {"type": "text"}),
+    "store": _one_of(None, False),
 }
 
 COMPLETION: Mapping[str, Inert] = {
@@ -51,7 +53,6 @@ CHAT: Mapping[str, Inert] = {
     "parallel_tool_calls": _one_of(None, True, False),
     "functions": _one_of(None, []),
     "function_call": _one_of(None, "none", "auto"),
-    "response_format": _one_of(None, {"type": "text"}),
     "modalities": _one_of(None, ["text"]),
     "audio": _NULL,
     "prediction": _NULL,
@@ -60,7 +61,6 @@ CHAT: Mapping[str, Inert] = {
     "reasoning_effort": _one_of(None, "none"),
     "verbosity": _one_of(None, "medium"),
     "service_tier": _one_of(None, "auto", "default"),
-    "store": _one_of(None, False),
     "prompt_cache_key": _text,
     "prompt_cache_options": _NULL,
     "prompt_cache_retention": _NULL,

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from compute.kernels.cpu import CpuKernels
+from compute.kernels.cpu import kernels as kernels_module
 from compute.kernels.cpu.jit import exp_below_one
 from compute.kernels.reference import ReferenceKernels
 from compute.threads import Team
@@ -361,3 +362,23 @@ def test_rope_refuses_tensors_that_do_not_fit(kernels):
     with pytest.raises(ValueError, match="slot_mapping"):
         kernels.rope_write_kv(randn(2, 48), angles, angles, slots.int(), kv, 1)
     assert (kv == CANARY).all()
+
+
+def test_damaged_files_of_compiled_kernels_are_compiled_again(make_model, monkeypatch, caplog):
+    """As a full disk leaves them; what loading one raises can be anything."""
+    attempts, cleared = [], []
+
+    def damaged(_bf16):
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise EOFError("pickle data was truncated")
+
+    monkeypatch.setattr(kernels_module.rows, "silu_mul_kernel", damaged)
+    monkeypatch.setattr(kernels_module, "clear_cache", lambda: cleared.append(1))
+    told = []
+    config = make_model(torch.float32, CpuKernels()).decoder.config
+    CpuKernels().warm_up(config, torch.float32, lambda *state: told.append(state))
+    assert (len(attempts), len(cleared)) == (2, 1)
+    assert "truncated" in caplog.text
+    assert told[0] == (0, told[0][1])
+    assert told[-1] == (told[0][1], told[0][1])

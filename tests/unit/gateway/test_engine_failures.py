@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway import engine
 from gateway.errors import GatewayError, StepRefused, WorkerUnavailable
 from gateway.scheduler import Limits
 from gateway.types import Delta, Finished, FinishReason
@@ -177,3 +178,26 @@ async def test_a_pool_held_by_others_delays_a_request_until_there_is_room(new_be
     bench.kv._free.extend(held)
     await task
     assert seen[-1] == Finished(FinishReason.LENGTH, 8)
+
+
+async def test_a_pool_that_others_hold_ends_readiness_and_in_time_the_wait(new_bench, monkeypatch):
+    """Ready means that steps make progress, and a queue that cannot move is no progress."""
+    monkeypatch.setattr(engine, "_BLOCKED_GRACE", 0.05)
+    bench = new_bench()
+    bench.set(queue_timeout=0.4)
+    await bench.start()
+    held = list(bench.kv._free)
+    bench.kv._free.clear()
+    _, task = bench.begin("hello")
+    await bench.until(lambda: not bench.engine.is_ready())
+    assert not task.done()
+    with pytest.raises(WorkerUnavailable, match="page pool is full"):
+        await task
+    bench.kv._free.extend(held)
+    await bench.until(bench.engine.is_ready)
+    assert (await bench.events("hello"))[-1] == Finished(FinishReason.LENGTH, 8)
+
+
+async def test_a_pool_smaller_than_the_model_is_a_warning(new_bench, caplog):
+    await new_bench(num_blocks=4).start()
+    assert "longer requests are refused" in caplog.text

@@ -274,32 +274,18 @@ def test_any_other_refusal_means_the_kvstore_has_lost_our_sequences(new_cell):
     gone = Refusal(running.id, "SEQUENCE_NOT_FOUND", "")
     with pytest.raises(WorkerUnavailable):
         cell.scheduler.apply_update(UpdateResult([], [], [full, gone]))
-    lost, orphans = cell.scheduler.abandon()
-    assert lost == [running]
-    assert len(orphans) == 2
+    assert cell.scheduler.abandon() == [running]
     assert cell.scheduler.num_waiting == 1
 
 
 def test_abandoning_ends_what_ran_and_keeps_what_was_being_opened(new_cell):
     cell, running, waiting = opened_and_stepping(new_cell)
-    ids = {running.id, waiting.id}
-    lost, orphans = cell.scheduler.abandon()
-    assert (lost, set(orphans)) == ([running], ids)
+    assert cell.scheduler.abandon() == [running]
     assert (cell.scheduler.num_running, cell.scheduler.num_waiting) == (0, 1)
     cell.kv.restart()
     cell.run()
     assert cell.outputs["r1"] == cell.expected(waiting)
     assert cell.outputs["r0"] == cell.expected(running)[: len(cell.outputs["r0"])]
-
-
-def test_closes_of_an_update_that_failed_are_not_forgotten(new_cell):
-    cell = new_cell()
-    sequence = cell.add([1, 2], max_tokens=1)
-    cell.turn()
-    cell.turn()
-    assert cell.scheduler.plan_step() is None
-    assert cell.scheduler.plan_update().closes == [sequence.id]
-    assert cell.scheduler.abandon() == ([], [sequence.id])
 
 
 def test_a_request_at_whose_opening_workers_die_again_and_again_is_given_up(new_cell):
@@ -308,7 +294,7 @@ def test_a_request_at_whose_opening_workers_die_again_and_again_is_given_up(new_
     outcomes = []
     for _ in range(3):
         cell.scheduler.plan_update()
-        outcomes.append(cell.scheduler.abandon()[0])
+        outcomes.append(cell.scheduler.abandon())
     assert outcomes == [[], [], [sequence]]
     assert cell.scheduler.num_waiting == 0
 

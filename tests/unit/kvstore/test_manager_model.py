@@ -1,12 +1,12 @@
 """The page manager against a model that remembers everything and plans nothing.
 
-The model knows what each block contains, as whoever writes it would, and which prefixes
+The model knows what each slot contains, as whoever writes it would, and which prefixes
 were ever computed. It does not know how blocks are chosen or evicted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,13 +15,24 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvstore.errors import (
     InvalidCommit,
+    InvalidRequest,
     OutOfBlocks,
     PromptExceedsPool,
     SequenceExists,
     SequenceNotFound,
 )
 from kvstore.manager import PageManager
-from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan, Update
+from kvstore.types import (
+    CommitPlan,
+    ExtendPlan,
+    ForkedSequence,
+    ForkPlan,
+    KvShape,
+    Namespace,
+    OpenPlan,
+    TruncatePlan,
+    Update,
+)
 
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
 SPACES = [Namespace(b"m", adapter="x"), Namespace(b"m", salt="x")]
@@ -49,7 +60,8 @@ class Known:
     length: int
     num_computed: int
     table: list[int] = field(default_factory=list)
-    opened: object = None
+    opened: object = None  # None: forked or truncated since
+    is_cut_within: bool = False  # its last block was full once, and may be found as such
 
 
 class PageManagerMachine(RuleBasedStateMachine):
@@ -62,7 +74,7 @@ class PageManagerMachine(RuleBasedStateMachine):
         self.manager = PageManager(memory, self.block_size, NoMemory)
         self.manager.attach_pool(SHAPE)
         self.open: dict[str, Known] = {}
-        self.contents: dict[int, tuple] = {}  # what was computed into a block
+        self.slots: dict[tuple[int, int], tuple] = {}  # the prefix whose KV is in a slot
         self.computed: set[tuple] = set()  # every full prefix that was ever committed
         self.next_id = 0
 
@@ -84,6 +96,17 @@ class PageManagerMachine(RuleBasedStateMachine):
     def prefix(self, space, tokens, num_blocks) -> tuple:
         return (space, tuple(tokens[: num_blocks * self.block_size]))
 
+    def kv_of(self, space, tokens, position) -> tuple:
+        return (space, tuple(tokens[: position + 1]))
+
+    def slot(self, table, position) -> tuple[int, int]:
+        return (table[position // self.block_size], position % self.block_size)
+
+    def clear(self, blocks) -> None:
+        for block in blocks:
+            for offset in range(self.block_size):
+                self.slots.pop((block, offset), None)
+
     def best_hit(self, space, prompt) -> int:
         """Blocks of the longest prefix that was ever computed."""
         limit = (len(prompt) - 1) // self.block_size
@@ -98,17 +121,16 @@ class PageManagerMachine(RuleBasedStateMachine):
         assert rest == 0
         assert opened.num_cached_tokens < len(prompt)
         assert len(opened.block_ids) == self.blocks_for(len(prompt))
-        for position in range(num_hits):
-            expected = self.prefix(plan.namespace, prompt, position + 1)
-            assert self.contents[opened.block_ids[position]] == expected
+        for position in range(opened.num_cached_tokens):
+            expected = self.kv_of(plan.namespace, prompt, position)
+            assert self.slots[self.slot(opened.block_ids, position)] == expected
         best = self.best_hit(plan.namespace, prompt)
         assert num_hits <= best
         if self.manager.stats().num_evictions == 0:
             assert num_hits == best
         fresh = opened.block_ids[num_hits:]
         assert not self.held() & set(fresh)
-        for block in fresh:
-            self.contents.pop(block, None)
+        self.clear(fresh)
         self.open[plan.sequence_id] = Known(
             plan.namespace,
             prompt,
@@ -121,20 +143,36 @@ class PageManagerMachine(RuleBasedStateMachine):
 
     def grow(self, sequence_id: str, length: int, extended) -> None:
         known = self.open[sequence_id]
-        assert extended.first_index == len(known.table)
         assert not self.held() & set(extended.block_ids)
+        self.clear(extended.block_ids)
+        if extended.copied_from is not None:
+            old = known.table.pop()
+            assert extended.copied_from == old
+            for offset in range(self.block_size):
+                if (old, offset) in self.slots:
+                    self.slots[extended.block_ids[0], offset] = self.slots[old, offset]
+        assert extended.first_index == len(known.table)
         known.table += extended.block_ids
         known.length = max(known.length, length)
-        for block in extended.block_ids:
-            self.contents.pop(block, None)
+
+    def copies(self, sequence_id: str) -> set[bool]:
+        """Whether the next slot may, or must, be in a copy of the last block."""
+        known = self.open[sequence_id]
+        if known.length % self.block_size == 0:
+            return {False}
+        others = (other.table for key, other in self.open.items() if key != sequence_id)
+        if any(known.table[-1] in table for table in others):
+            return {True}
+        return {False, True} if known.is_cut_within else {False}
 
     def compute(self, sequence_id: str, count: int) -> None:
         known = self.open[sequence_id]
+        for position in range(known.num_computed, count):
+            kv = self.kv_of(known.space, known.tokens, position)
+            self.slots[self.slot(known.table, position)] = kv
         known.num_computed = max(known.num_computed, count)
         for position in range(known.num_computed // self.block_size):
-            prefix = self.prefix(known.space, known.tokens, position + 1)
-            self.contents[known.table[position]] = prefix
-            self.computed.add(prefix)
+            self.computed.add(self.prefix(known.space, known.tokens, position + 1))
 
     def snapshot(self):
         return self.manager.stats(), self.manager.list_sequences(1000)
@@ -183,6 +221,8 @@ class PageManagerMachine(RuleBasedStateMachine):
     def open_again(self, data):
         sequence_id = self.pick(data)
         known = self.open[sequence_id]
+        if known.opened is None:
+            return
         before = self.snapshot()
         plan = OpenPlan(sequence_id, known.prompt, known.space)
         assert self.manager.open_sequences([plan]) == [known.opened]
@@ -201,18 +241,72 @@ class PageManagerMachine(RuleBasedStateMachine):
         sequence_id = self.pick(data)
         known = self.open[sequence_id]
         length = known.length + more
-        needed = max(0, self.blocks_for(length) - len(known.table))
+        more_blocks = max(0, self.blocks_for(length) - len(known.table))
+        copies = self.copies(sequence_id) if length > known.length else {False}
+        room = self.num_blocks - len(self.held())
         before = self.snapshot()
-        if needed > self.num_blocks - len(self.held()):
-            with pytest.raises(OutOfBlocks):
-                self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
+        try:
+            grown = self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
+        except OutOfBlocks:
+            assert more_blocks + max(copies) > room
             assert self.snapshot() == before
             return
-        grown = self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
+        is_copied = any(extended.copied_from is not None for extended in grown)
+        assert is_copied in copies
+        needed = more_blocks + is_copied
+        assert needed <= room
         assert [len(extended.block_ids) for extended in grown] == [needed] * bool(needed)
         for extended in grown:
             self.grow(sequence_id, length, extended)
+        if length > known.length or grown:
+            known.is_cut_within = False
         known.length = max(known.length, length)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), count=st.integers(1, 2))
+    def fork(self, data, count):
+        source_id = self.pick(data)
+        source = self.open[source_id]
+        plans = [ForkPlan(source_id, f"f{self.next_id + n}") for n in range(count)]
+        self.next_id += count
+        length = min(source.length, len(source.tokens))
+        source.opened = None
+        for plan, forked in zip(plans, self.manager.fork_sequences(plans), strict=True):
+            table = source.table[: self.blocks_for(length)]
+            computed = source.num_computed
+            assert forked == ForkedSequence(plan.sequence_id, table, length, computed)
+            self.open[plan.sequence_id] = replace(
+                source, tokens=source.tokens[:], table=table, length=length
+            )
+        before = self.snapshot()
+        for wrong, error in [
+            (ForkPlan(source_id, source_id), SequenceExists),
+            (ForkPlan("ghost", "new"), SequenceNotFound),
+        ]:
+            with pytest.raises(error):
+                self.manager.fork_sequences([ForkPlan(source_id, "never"), wrong])
+        assert self.snapshot() == before
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def truncate(self, data):
+        sequence_id = self.pick(data)
+        known = self.open[sequence_id]
+        length = data.draw(st.integers(1, known.length), "length")
+        before = self.snapshot()
+        for wrong in (0, known.length + 1):
+            with pytest.raises(InvalidRequest):
+                self.manager.truncate_sequences(
+                    [TruncatePlan(sequence_id, length), TruncatePlan(sequence_id, wrong)]
+                )
+        assert self.snapshot() == before
+        self.manager.truncate_sequences([TruncatePlan(sequence_id, length)])
+        del known.tokens[length:]
+        del known.table[self.blocks_for(length) :]
+        known.length = length
+        known.num_computed = min(known.num_computed, length)
+        known.opened = None
+        known.is_cut_within = True
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=9))
@@ -310,6 +404,7 @@ class PageManagerMachine(RuleBasedStateMachine):
             for extended in result.extended:
                 self.grow(staying, length, extended)
             self.open[staying].length = length
+            self.open[staying].is_cut_within = False
         else:
             assert refused[staying] == (
                 "SEQUENCE_NOT_FOUND" if staying == leaving else "OUT_OF_BLOCKS"
@@ -324,6 +419,16 @@ class PageManagerMachine(RuleBasedStateMachine):
     def nothing_is_wrong(self):
         if hasattr(self, "manager"):
             assert self.manager.audit() == []
+
+    @invariant()
+    def every_sequence_reads_its_own_kv(self):
+        """Whatever others have written since, into whichever block."""
+        if not hasattr(self, "manager"):
+            return
+        for known in self.open.values():
+            for position in range(known.num_computed):
+                expected = self.kv_of(known.space, known.tokens, position)
+                assert self.slots[self.slot(known.table, position)] == expected
 
     @invariant()
     def counters_are_those_of_the_model(self):

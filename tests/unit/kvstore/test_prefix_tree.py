@@ -51,7 +51,7 @@ class Plain:
 
 @given(st.lists(st.tuples(paths, st.lists(st.integers(0, 6), max_size=3)), max_size=8), paths)
 def test_it_finds_what_a_plain_dict_finds(registrations, question):
-    tree, plain = PrefixTree(SIZE), Plain()
+    tree, plain = PrefixTree(400, SIZE), Plain()
     chains = []
     for path, cuts in registrations:
         chain = Chain(SPACE)
@@ -75,7 +75,7 @@ def test_it_finds_what_a_plain_dict_finds(registrations, question):
 
 def test_blocks_that_follow_a_match_begin_a_node_of_their_own():
     """Or whoever holds the match would hold them too."""
-    tree = PrefixTree(SIZE)
+    tree = PrefixTree(400, SIZE)
     first = Chain(SPACE)
     tree.register(first, data_of((1,)), array("i", [0]))
     matched = tree.match(SPACE, data_of((1,)))
@@ -85,7 +85,7 @@ def test_blocks_that_follow_a_match_begin_a_node_of_their_own():
 
 
 def test_blocks_of_one_sequence_stay_one_node():
-    tree = PrefixTree(SIZE)
+    tree = PrefixTree(400, SIZE)
     chain = Chain(SPACE)
     for number in range(5):
         tree.register(chain, data_of((number % 3,)), array("i", [number]))
@@ -93,7 +93,7 @@ def test_blocks_of_one_sequence_stay_one_node():
 
 
 def test_a_trimmed_node_ends_the_chains_that_went_on_in_it():
-    tree = PrefixTree(SIZE)
+    tree = PrefixTree(400, SIZE)
     long, short = Chain(SPACE), Chain(SPACE)
     tree.register(long, data_of((0, 1, 2)), array("i", [0, 1, 2]))
     tree.register(short, data_of((0,)), array("i", [3]))
@@ -107,7 +107,7 @@ def test_a_trimmed_node_ends_the_chains_that_went_on_in_it():
 
 
 def test_pruning_takes_all_that_is_below():
-    tree = PrefixTree(SIZE)
+    tree = PrefixTree(400, SIZE)
     for number, path in enumerate([(0,), (0, 1), (0, 2), (0, 2, 1)]):
         blocks = array("i", range(10 * number, 10 * number + len(path)))
         tree.register(Chain(SPACE), data_of(path), blocks)
@@ -117,7 +117,7 @@ def test_pruning_takes_all_that_is_below():
 
 
 def test_a_namespace_goes_with_its_last_block():
-    tree = PrefixTree(SIZE)
+    tree = PrefixTree(400, SIZE)
     chain = Chain(SPACE)
     tree.register(chain, data_of((1, 2)), array("i", [0, 1]))
     assert tree.num_namespaces == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import structlog
 
 from gateway.errors import WorkerUnavailable
 from kvstore.types import PoolStats
@@ -131,6 +132,16 @@ async def test_error_amid_a_stream_is_its_last_event(client, engine):
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["H", "E"]
     assert error["error"]["code"] == "unavailable"
     assert error["error"]["message"] == "compute is gone"
+
+
+async def test_an_error_amid_a_stream_is_in_the_log(client, engine):
+    engine.error, engine.num_before_error = WorkerUnavailable("compute is gone"), 2
+    with structlog.testing.capture_logs() as logs:
+        await client.post("/v1/completions", json=COMPLETION | {"stream": True})
+        await client.post("/v1/completions", json={})
+    (failed, refused) = [entry for entry in logs if entry["event"] == "request"]
+    assert (failed["status"], failed["error"]) == (200, "unavailable")
+    assert (refused["status"], "error" in refused) == (400, False)
 
 
 async def test_bug_amid_a_stream_keeps_its_text_inside(client, engine):

@@ -74,6 +74,8 @@ COMPLETION_CASES = [
     ({"stop": ["a", None]}, "stop[1]", INVALID),
     ({"stop": 5}, "stop", INVALID),
     ({"stop": {"a": 1}}, "stop", INVALID),
+    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+    ({"store": True}, "store", UNSUPPORTED),
     ({"stop": ["a"] * 17}, "stop", INVALID),
     ({"stream": "true"}, "stream", INVALID),
     ({"stream": 1}, "stream", INVALID),

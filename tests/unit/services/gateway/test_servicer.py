@@ -219,3 +219,21 @@ async def test_tokenize_without_input_and_foreign_tokens_are_refused(stub):
 async def test_models_are_listed(stub):
     [model] = (await stub.ListModels(pb.ListModelsRequest())).models
     assert (model.id, model.max_sequence_length) == ("fake/model", 512)
+
+
+@pytest.mark.parametrize("place", ["request", "sampling"])
+async def test_a_field_of_a_later_version_is_refused(stub, engine, place):
+    """It might change the answer."""
+    request = pb.GenerateRequest(text="hello", sampling=common_pb2.SamplingOptions(top_k=5))
+    unknown = b"\xf8\x3f\x01"  # field 1023, the number 1
+    target = request if place == "request" else request.sampling
+    target.MergeFromString(unknown)
+    status = await refusal_of(stub.Generate(request))
+    assert (status.code, status.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_FIELD")
+    assert "1023" in status.message
+    assert not engine.requests
+
+
+async def test_cancelling_nothing_is_refused(stub):
+    status = await refusal_of(stub.CancelGeneration(pb.CancelGenerationRequest()))
+    assert status.metadata["field"] == "request_id"
