@@ -35,6 +35,14 @@ def extend_plan(message: pb.ExtendPlan) -> types.ExtendPlan:
     return types.ExtendPlan(message.sequence_id, message.length)
 
 
+def fork_plan(message: pb.ForkPlan) -> types.ForkPlan:
+    return types.ForkPlan(message.source_sequence_id, message.sequence_id)
+
+
+def truncate_plan(message: pb.TruncatePlan) -> types.TruncatePlan:
+    return types.TruncatePlan(message.sequence_id, message.length)
+
+
 def commit_plan(message: pb.CommitPlan) -> types.CommitPlan:
     return types.CommitPlan(
         sequence_id=message.sequence_id,
@@ -93,6 +101,19 @@ def extended(sequences: Iterable[types.ExtendedSequence]) -> list[pb.ExtendedSeq
             sequence_id=sequence.sequence_id,
             first_index=sequence.first_index,
             block_ids=sequence.block_ids,
+            copied_from_block_id=sequence.copied_from,
+        )
+        for sequence in sequences
+    ]
+
+
+def forked(sequences: Iterable[types.ForkedSequence]) -> list[pb.ForkedSequence]:
+    return [
+        pb.ForkedSequence(
+            sequence_id=sequence.sequence_id,
+            block_ids=sequence.block_ids,
+            length=sequence.length,
+            computed_token_count=sequence.num_computed_tokens,
         )
         for sequence in sequences
     ]

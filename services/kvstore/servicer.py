@@ -42,6 +42,18 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
         opened = self._kv.open_sequences([codec.open_plan(plan) for plan in request.plans])
         return pb.OpenSequencesResponse(sequences=codec.opened(opened))
 
+    async def ForkSequences(
+        self, request: pb.ForkSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ForkSequencesResponse:
+        forked = self._kv.fork_sequences([codec.fork_plan(plan) for plan in request.plans])
+        return pb.ForkSequencesResponse(sequences=codec.forked(forked))
+
+    async def TruncateSequences(
+        self, request: pb.TruncateSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.TruncateSequencesResponse:
+        self._kv.truncate_sequences([codec.truncate_plan(plan) for plan in request.plans])
+        return pb.TruncateSequencesResponse()
+
     async def ExtendSequences(
         self, request: pb.ExtendSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.ExtendSequencesResponse:

@@ -239,8 +239,24 @@ class PageManagerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), more=st.integers(-3, 40))
     def extend(self, data, more):
         sequence_id = self.pick(data)
+        self.extend_to(sequence_id, self.open[sequence_id].length + more)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), new=st.lists(st.integers(0, 1), min_size=1, max_size=20))
+    def decode(self, data, new):
+        """Some steps of a driver: slots for new tokens, their KV, and the news of it."""
+        sequence_id = self.pick(data)
         known = self.open[sequence_id]
-        length = known.length + more
+        start, tokens = len(known.tokens), known.tokens + new
+        if not self.extend_to(sequence_id, len(tokens)):
+            return
+        self.manager.commit_blocks([CommitPlan(sequence_id, len(tokens), start, new)])
+        known.tokens = tokens
+        self.compute(sequence_id, len(tokens))
+
+    def extend_to(self, sequence_id: str, length: int) -> bool:
+        """Whether there was room."""
+        known = self.open[sequence_id]
         more_blocks = max(0, self.blocks_for(length) - len(known.table))
         copies = self.copies(sequence_id) if length > known.length else {False}
         room = self.num_blocks - len(self.held())
@@ -250,7 +266,7 @@ class PageManagerMachine(RuleBasedStateMachine):
         except OutOfBlocks:
             assert more_blocks + max(copies) > room
             assert self.snapshot() == before
-            return
+            return False
         is_copied = any(extended.copied_from is not None for extended in grown)
         assert is_copied in copies
         needed = more_blocks + is_copied
@@ -261,6 +277,7 @@ class PageManagerMachine(RuleBasedStateMachine):
         if length > known.length or grown:
             known.is_cut_within = False
         known.length = max(known.length, length)
+        return True
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), count=st.integers(1, 2))

@@ -177,6 +177,43 @@ REFUSED = [
 ]
 
 
+async def test_a_fork_shares_all_and_its_first_write_is_to_a_copy(attached, manager):
+    (a,) = (await attached.OpenSequences(open_one("a", 12))).sequences
+    (b,) = (await attached.ForkSequences(fork("a", "b"))).sequences
+    assert (b.sequence_id, b.length, b.computed_token_count) == ("b", 12, 0)
+    assert b.block_ids == a.block_ids
+    assert manager.stats().num_held == 2
+    (copied,) = (await attached.ExtendSequences(extend("b", 13))).sequences
+    assert copied.first_index == 1
+    assert copied.copied_from_block_id == a.block_ids[1]
+    assert not (await attached.ExtendSequences(extend("a", 13))).sequences  # the sole owner
+    cut = pb.TruncatePlan(sequence_id="b", length=8)
+    await attached.TruncateSequences(pb.TruncateSequencesRequest(plans=[cut]))
+    assert manager.stats().num_held == 2
+    (grown,) = (await attached.ExtendSequences(extend("b", 9))).sequences
+    assert not grown.HasField("copied_from_block_id")
+
+
+def fork(source_id: str, sequence_id: str) -> pb.ForkSequencesRequest:
+    plan = pb.ForkPlan(source_sequence_id=source_id, sequence_id=sequence_id)
+    return pb.ForkSequencesRequest(plans=[plan])
+
+
+def truncate(sequence_id: str, length: int) -> pb.TruncateSequencesRequest:
+    plan = pb.TruncatePlan(sequence_id=sequence_id, length=length)
+    return pb.TruncateSequencesRequest(plans=[plan])
+
+
+REFUSED += [
+    ("ForkSequences", fork("x", "b"), "NOT_FOUND", "SEQUENCE_NOT_FOUND"),
+    ("ForkSequences", fork("a", "a"), "ALREADY_EXISTS", "SEQUENCE_EXISTS"),
+    ("ForkSequences", fork("a", ""), "INVALID_ARGUMENT", "INVALID_REQUEST"),
+    ("TruncateSequences", truncate("x", 1), "NOT_FOUND", "SEQUENCE_NOT_FOUND"),
+    ("TruncateSequences", truncate("a", 0), "INVALID_ARGUMENT", "INVALID_REQUEST"),
+    ("TruncateSequences", truncate("a", 9), "INVALID_ARGUMENT", "INVALID_REQUEST"),
+]
+
+
 @pytest.mark.parametrize(("method", "message", "code", "reason"), REFUSED)
 async def test_a_refused_call_has_its_reason_and_changes_nothing(
     attached, manager, method, message, code, reason
