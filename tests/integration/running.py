@@ -58,6 +58,13 @@ class Running:
             assert time.monotonic() < deadline, f"not started:\n{self.log.read_text()}"
             time.sleep(0.1)
 
+    def wait_logged(self, text: str, seconds: float = 10) -> None:
+        """Until a line with `text` has come through the supervisor."""
+        deadline = time.monotonic() + seconds
+        while text not in self.log.read_text():
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{self.log.read_text()}"
+            time.sleep(0.05)
+
     def wait_ready(self, seconds: float) -> None:
         """Until /health/ready says so."""
         deadline = time.monotonic() + seconds

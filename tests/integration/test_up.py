@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import grpc
 import httpx
@@ -63,7 +62,7 @@ def test_every_service_logs_the_request_id(quire, model_files):
     with grpc.insecure_channel(quire.grpc) as channel:
         request = pb.GenerateRequest(text="Hello", max_token_count=2, request_id="trace-me-2")
         list(GenerationServiceStub(channel).Generate(request, timeout=60))
-    time.sleep(0.5)  # the lines are on their way through the supervisor
+    quire.wait_logged("request method=Generate request_id=trace-me-2")
     for request_id in ("trace.me-1", "trace-me-2"):
         assert lines_about(quire, request_id) == {"kvstore", "compute", "gateway"}
 
@@ -161,7 +160,7 @@ def test_readiness_ends_with_a_stopped_service_and_returns_with_it(model_files, 
         body = {"model": model_files.model_id, "prompt": "Hello", "max_tokens": 4}
         answer = httpx.post(f"{running.url}/v1/completions", json=body, timeout=60)
         assert answer.status_code == 503
-        assert f"{service} is overdue" in running.log.read_text()
+        running.wait_logged(f"{service} is overdue")
         assert httpx.get(f"{running.url}/health/ready").status_code == 503
         assert httpx.get(f"{running.url}/health/live").status_code == 200
         stopped.resume()
