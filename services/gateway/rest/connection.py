@@ -14,6 +14,7 @@ from services.gateway.rest.errors import BodyTooLarge, ClientDisconnected, HttpE
 
 T = TypeVar("T")
 
+_BODY_SECONDS = 60.0
 _DISCARD_SECONDS = 2.0
 _DISCARD_BYTES = 64 * 2**20
 
@@ -24,7 +25,7 @@ async def read_json_body(request: Request, limit: int) -> bytes:
     A larger one is refused without being kept.
 
     Raises:
-        HttpError: 413 or 415.
+        HttpError: 408, 413 or 415.
         ClientDisconnected: it left before the body was complete.
     """
     _check_type(request)
@@ -35,14 +36,22 @@ async def read_json_body(request: Request, limit: int) -> bytes:
             if request.headers.get("expect", "").lower() != "100-continue":
                 await _discard(pieces)
             raise BodyTooLarge(limit)
-        body = bytearray()
-        async for piece in pieces:
-            if len(body) + len(piece) > limit:
-                await _discard(pieces)
-                raise BodyTooLarge(limit)
-            body += piece
+        async with asyncio.timeout(_BODY_SECONDS):
+            return await _read(pieces, limit)
+    except TimeoutError:
+        text = f"the body was not complete after {_BODY_SECONDS:g} s"
+        raise HttpError(408, "request_timeout", text, headers={"connection": "close"}) from None
     except ClientDisconnect:
         raise ClientDisconnected from None
+
+
+async def _read(pieces: AsyncIterator[bytes], limit: int) -> bytes:
+    body = bytearray()
+    async for piece in pieces:
+        if len(body) + len(piece) > limit:
+            await _discard(pieces)
+            raise BodyTooLarge(limit)
+        body += piece
     return bytes(body)
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from gateway.errors import QueueFull, WorkerUnavailable
+from services.gateway.rest import connection
 
 COMPLETION = {"model": "fake/model", "prompt": "hello", "max_tokens": 3}
 CHAT = {"model": "fake/model", "messages": [{"role": "user", "content": "hi"}]}
@@ -253,6 +254,19 @@ async def test_a_client_that_sends_before_it_listens_gets_its_413_too(url):
         await asyncio.to_thread(urllib.request.urlopen, request, timeout=30)
     assert raised.value.code == 413
     raised.value.close()
+
+
+async def test_a_body_that_never_ends_is_given_up(url, engine, monkeypatch):
+    monkeypatch.setattr(connection, "_BODY_SECONDS", 0.1)
+
+    async def pieces():
+        yield b'{"model": '
+        await asyncio.sleep(1)
+
+    async with httpx.AsyncClient(base_url=url) as client:
+        response = await client.post("/v1/completions", content=pieces(), headers=JSON)
+    assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+    assert engine.requests == []
 
 
 async def test_enormous_name_is_not_sent_back(client):
