@@ -28,14 +28,14 @@ from kvstore.errors import OutOfBlocks
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan
 
-_SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
-_SPACE = Namespace(b"bench")
-_TRACE_BLOCK = 512
+SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
+NAMESPACE = Namespace(b"bench")
+TRACE_BLOCK = 512
 _ANSWER_TOKEN = 2**31 - 1  # in no prompt
 _WHOLE_TRACE = 1_000_000
 
 
-class _NoMemory:
+class NoMemory:
     """A pool in name only."""
 
     name, offset_bytes = "quire-bench", 0
@@ -61,9 +61,9 @@ class Replay:
 
     def __init__(self, shapes: list[workload.Shape], options: argparse.Namespace) -> None:
         self._shapes, self._options = shapes, options
-        size = options.num_blocks * options.block_size * _SHAPE.token_bytes
-        self.manager = PageManager(size, options.block_size, _NoMemory)
-        self.manager.attach_pool(_SHAPE)
+        size = options.num_blocks * options.block_size * SHAPE.token_bytes
+        self.manager = PageManager(size, options.block_size, NoMemory)
+        self.manager.attach_pool(SHAPE)
         self.seconds: dict[str, float] = {}
         self.counts: dict[str, int] = {}
         self._running: dict[str, _Running] = {}
@@ -81,7 +81,7 @@ class Replay:
 
     def _open(self, sequence_id: str, shape: workload.Shape) -> bool:
         prompt = tokens_of(shape)
-        plan = OpenPlan(sequence_id, prompt, _SPACE)
+        plan = OpenPlan(sequence_id, prompt, NAMESPACE)
         num_blocks = -(-len(prompt) // self._options.block_size)
         try:
             self._timed("open", num_blocks, lambda: self.manager.open_sequences([plan]))
@@ -136,8 +136,8 @@ class Replay:
 
 def tokens_of(shape: workload.Shape) -> array[int]:
     """The prompt: equal ids of the trace give equal tokens, others differ in every one."""
-    ids = np.array(shape.block_ids, np.int64)[:, None] * _TRACE_BLOCK
-    tokens = (ids + np.arange(_TRACE_BLOCK)).reshape(-1)[: shape.num_input]
+    ids = np.array(shape.block_ids, np.int64)[:, None] * TRACE_BLOCK
+    tokens = (ids + np.arange(TRACE_BLOCK)).reshape(-1)[: shape.num_input]
     return array("i", tokens.astype(np.int32).tobytes())
 
 
