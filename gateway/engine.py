@@ -76,6 +76,7 @@ class Engine:
         self._undelivered: list[Emission] = []
         self._model: ModelInfo | None = None
         self._is_connected = self._is_draining = False
+        self._obstacle = "the workers are not there yet"  # while not connected
         self._blocked_since: float | None = None  # others hold the pool, and we have nothing
         self._wake = asyncio.Event()  # there is something to plan
         self._settled = asyncio.Event()  # a generation got its last token
@@ -88,7 +89,7 @@ class Engine:
     def model(self) -> ModelInfo:
         """The served model. Raises WorkerUnavailable until compute has told."""
         if self._model is None:
-            raise WorkerUnavailable("the model is loading")
+            raise WorkerUnavailable(f"not ready: {self._obstacle}")
         return self._model
 
     def is_ready(self) -> bool:
@@ -150,7 +151,7 @@ class Engine:
         if self._is_draining:
             raise WorkerUnavailable(_STOPPING)
         if not self._is_connected:
-            raise WorkerUnavailable("a worker is not there yet")
+            raise WorkerUnavailable(f"not ready: {self._obstacle}")
         validate_request(request, self.model)
         if request.request_id in self._generations:
             raise RequestExists(request.request_id)
@@ -185,6 +186,7 @@ class Engine:
                 await self._serve()
             except GatewayError as error:
                 _log.warning("lost a worker: %s", error)
+                self._obstacle = str(error)
                 await self._lose_workers(error)
             except Exception:
                 _log.exception("the engine failed; it starts afresh")
@@ -293,7 +295,9 @@ class Engine:
         try:
             return await self._workers.connect()
         except GatewayError as error:
-            _log.debug("no connection yet: %s", error)
+            if str(error) != self._obstacle:  # once per reason, not per try
+                self._obstacle = str(error)
+                _log.info("waiting: %s", error)
             await self._workers.disconnect()
             return None
 

@@ -47,6 +47,7 @@ class Child:
         reader, writer = os.pipe()
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # the user's folder may have files named like modules
             "-m",
             module,
             *flags,

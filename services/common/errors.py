@@ -133,6 +133,16 @@ def error_details(error: grpc.RpcError) -> Status:
     return Status(code, row[1], row[2], reason, message, metadata, retry_after)
 
 
+class UndecodableMessage(Exception):
+    """The bytes of a request are no message of its type."""
+
+    reason = "INVALID_REQUEST"
+
+    def __init__(self) -> None:
+        super().__init__("the request cannot be decoded")
+        self.metadata = {"field": "request"}
+
+
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns what a servicer raises into a status; servicers just raise."""
 
@@ -149,6 +159,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
+        if not handler.request_streaming:
+            codec["request_deserializer"] = _tolerant(handler.request_deserializer)
         if handler.response_streaming:
             if handler.request_streaming:
                 return grpc.stream_stream_rpc_method_handler(
@@ -162,9 +174,27 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
 
 
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """The library makes UNKNOWN and a traceback of what this raises, so it returns it."""
+
+    def tolerant(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except Exception:  # protobuf's own, whichever implementation it is
+            return UndecodableMessage()
+
+    return tolerant
+
+
+def _raise_undecodable(request: Any) -> None:
+    if isinstance(request, UndecodableMessage):
+        raise request
+
+
 def _guard_unary(behaviour: Any, method: str) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
+            _raise_undecodable(request)
             return await behaviour(request, context)
         except Exception as error:
             await _abort(error, context, method)
@@ -175,6 +205,7 @@ def _guard_unary(behaviour: Any, method: str) -> Any:
 def _guard_stream(behaviour: Any, method: str) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
+            _raise_undecodable(request)
             async for response in behaviour(request, context):
                 yield response
         except Exception as error:

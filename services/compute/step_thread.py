@@ -49,7 +49,7 @@ class StepThread:
             PoolUnavailable, LayoutMismatch: the present pool cannot be attached.
         """
         if self._driver is not None:
-            raise DriverBusy("another driver's stream is open")
+            raise DriverBusy("another driver's stream is open, and there is one at a time")
         session = self._driver = StepSession(self)
         try:
             await self._in_thread_refresh()

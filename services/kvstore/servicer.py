@@ -100,7 +100,7 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
                 num_cached_tokens=opened.num_cached_tokens,
             )
         for refusal in result.refused:
-            _log.info("refused", sequence_id=refusal.sequence_id, reason=refusal.reason)
+            _log.debug("refused", sequence_id=refusal.sequence_id, reason=refusal.reason)
         for sequence_id in closed:
             _log.debug("sequence closed", sequence_id=sequence_id)
         return codec.update_result(result)

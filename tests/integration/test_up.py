@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import grpc
 import httpx
@@ -141,6 +142,23 @@ def test_no_room_in_shared_memory_is_one_line_and_leaves_nothing(model_files):
         for p in psutil.process_iter(["cmdline"])
         if "--kv-memory=900TiB" in (p.info["cmdline"] or ())
     ]
+
+
+def test_files_where_it_is_started_play_no_part(model_files, tmp_path, monkeypatch):
+    (tmp_path / "grpc.py").write_text("raise SystemExit('not the library')")
+    (tmp_path / "quire").mkdir()
+    monkeypatch.chdir(tmp_path)
+    # What the first service says shows that it came as far as its own work.
+    ports = [f"--{name}=127.0.0.1:{free_port()}" for name in ("http", "grpc")]
+    command = Path(sys.executable).with_name("quire")
+    result = subprocess.run(
+        [command, "up", *ports, "--kv-memory", "900TiB"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert_one_clear_line(result, "--kv-memory")
 
 
 def test_a_wrong_option_is_one_line():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,9 @@ class RestServer:
             server_header=False,
             timeout_keep_alive=60,
         )
+        # Whatever an application raises is logged there already. What is left are requests
+        # that a shutdown cuts off, with a traceback each.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 

@@ -13,9 +13,10 @@ from gateway.types import Delta, Finished, FinishReason
 async def test_before_the_workers_are_there_requests_are_told_to_come_back(new_bench):
     bench = new_bench(is_down=True)
     await bench.engine.start()
-    with pytest.raises(WorkerUnavailable):
+    await bench.until(lambda: "down" in bench.engine._obstacle)
+    with pytest.raises(WorkerUnavailable, match="not ready: the fake"):  # and why
         await bench.events("x")
-    with pytest.raises(WorkerUnavailable):
+    with pytest.raises(WorkerUnavailable, match="not ready: the fake"):
         _ = bench.engine.model
     assert not bench.engine.is_ready()
     bench.compute.is_down = False

@@ -18,7 +18,7 @@ from services.gateway.servicer import SERVICE, GenerationServicer
 
 
 @pytest.fixture
-async def stub(frontend, tmp_path):
+async def channel(frontend, tmp_path):
     address = f"unix:{tmp_path}/gateway.sock"
     server = GrpcServer(
         address,
@@ -29,8 +29,13 @@ async def stub(frontend, tmp_path):
     )
     await server.start()
     async with grpc.aio.insecure_channel(address) as channel:
-        yield pb_grpc.GenerationServiceStub(channel)
+        yield channel
     await server.stop(grace=0)
+
+
+@pytest.fixture
+def stub(channel):
+    return pb_grpc.GenerationServiceStub(channel)
 
 
 def chat(*messages):
@@ -237,3 +242,12 @@ async def test_a_field_of_a_later_version_is_refused(stub, engine, place):
 async def test_cancelling_nothing_is_refused(stub):
     status = await refusal_of(stub.CancelGeneration(pb.CancelGenerationRequest()))
     assert status.metadata["field"] == "request_id"
+
+
+@pytest.mark.parametrize("method", ["Generate", "Tokenize"])
+async def test_bytes_that_are_no_message_are_refused_in_one_word(channel, caplog, method):
+    path = f"/quire.gateway.v1.GenerationService/{method}"
+    kind = channel.unary_stream if method == "Generate" else channel.unary_unary
+    status = await refusal_of(kind(path)(b"\xff\xff\xff"))
+    assert (status.code, status.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")
+    assert "Traceback" not in caplog.text
