@@ -28,6 +28,10 @@ class Screen:
         self._bars: dict[str, TaskID] = {}
         self._seen: set[tuple[str, str]] = set()
 
+    @property
+    def is_terminal(self) -> bool:
+        return self._console.is_terminal
+
     def __enter__(self) -> Screen:
         if self._console.is_terminal:
             self._progress.start()

@@ -63,6 +63,8 @@ class _Supervisor:
         self._model_id = model_id
         self._sockets = {name: f"unix:{runtime / name}.sock" for name in _ORDER}
         self._screen = screen
+        # A person who has not asked for more needs one line per request, not three.
+        self._is_watched = screen.is_terminal and "log_level" not in settings.model_fields_set
         self._children: dict[str, Child] = {}
 
     async def run(self) -> int:
@@ -117,6 +119,8 @@ class _Supervisor:
         self._screen.progress(name, "start", 0, 1)
         self._children[name] = child
         values = values | {"listen": self._sockets[name]}
+        if self._is_watched and name != "gateway":
+            values["log_level"] = "warning"
         flags = [
             f"--{field.replace('_', '-')}={values.get(field, getattr(self._settings, field, ''))}"
             for field in kind.model_fields

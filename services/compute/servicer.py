@@ -75,7 +75,7 @@ async def _read(
     try:
         async for request in requests:
             for state in request.sequences:
-                _log.debug(
+                _log.info(
                     "sequence received",
                     request_id=state.request_id,
                     sequence_id=state.sequence_id,

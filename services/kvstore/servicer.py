@@ -92,7 +92,7 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
         request_ids = {plan.sequence_id: plan.request_id for plan in request.opens}
         result = self._kv.update(codec.update(request), request.driver_epoch)
         for opened in result.opened:
-            _log.debug(
+            _log.info(
                 "sequence opened",
                 request_id=request_ids[opened.sequence_id],
                 sequence_id=opened.sequence_id,

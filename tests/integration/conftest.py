@@ -11,7 +11,7 @@ from tests.integration.running import Running, start_quire
 
 @pytest.fixture(scope="session")
 def quire(model_files, tmp_path_factory) -> Iterator[Running]:
-    running = start_quire(tmp_path_factory.mktemp("quire") / "log", "--log-level", "debug")
+    running = start_quire(tmp_path_factory.mktemp("quire") / "log")
     try:
         running.wait_started()
         yield running
