@@ -1,12 +1,8 @@
-"""The page manager against a model that remembers everything and plans nothing.
-
-The model knows what each slot contains, as whoever writes it would, and which prefixes
-were ever computed. It does not know how blocks are chosen or evicted.
-"""
+"""The page manager against a model that remembers everything and plans nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,62 +17,22 @@ from kvstore.errors import (
     SequenceExists,
     SequenceNotFound,
 )
-from kvstore.manager import PageManager
 from kvstore.types import (
     CommitPlan,
     ExtendPlan,
     ForkedSequence,
     ForkPlan,
-    KvShape,
-    Namespace,
     OpenPlan,
     TruncatePlan,
     Update,
 )
-
-SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
-SPACES = [Namespace(b"m", adapter="x"), Namespace(b"m", salt="x")]
+from tests.unit.kvstore.manager_model import SPACES, ManagerModel
 
 
-class NoMemory:
-    """A pool that nobody maps."""
-
-    name, offset_bytes = "quire-none", 0
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class Known:
-    """A sequence as its driver sees it."""
-
-    space: Namespace
-    prompt: list[int]
-    tokens: list[int]
-    length: int
-    num_computed: int
-    table: list[int] = field(default_factory=list)
-    opened: object = None  # None: forked or truncated since
-    is_cut_within: bool = False  # its last block was full once, and may be found as such
-
-
-class PageManagerMachine(RuleBasedStateMachine):
-    block_size = 8
-
+class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 14))
     def start(self, num_blocks):
-        self.num_blocks = num_blocks
-        memory = num_blocks * self.block_size * SHAPE.token_bytes
-        self.manager = PageManager(memory, self.block_size, NoMemory)
-        self.manager.attach_pool(SHAPE)
-        self.open: dict[str, Known] = {}
-        self.slots: dict[tuple[int, int], tuple] = {}  # the prefix whose KV is in a slot
-        self.computed: set[tuple] = set()  # every full prefix that was ever committed
-        self.next_id = 0
+        self.begin(num_blocks)
 
     def teardown(self):
         if hasattr(self, "manager"):
@@ -84,98 +40,6 @@ class PageManagerMachine(RuleBasedStateMachine):
             assert self.manager.audit() == []
             stats = self.manager.stats()
             assert stats.num_free + stats.num_cached == stats.num_blocks
-
-    # --- what the model says ------------------------------------------------
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def held(self) -> set[int]:
-        return {block for known in self.open.values() for block in known.table}
-
-    def prefix(self, space, tokens, num_blocks) -> tuple:
-        return (space, tuple(tokens[: num_blocks * self.block_size]))
-
-    def kv_of(self, space, tokens, position) -> tuple:
-        return (space, tuple(tokens[: position + 1]))
-
-    def slot(self, table, position) -> tuple[int, int]:
-        return (table[position // self.block_size], position % self.block_size)
-
-    def clear(self, blocks) -> None:
-        for block in blocks:
-            for offset in range(self.block_size):
-                self.slots.pop((block, offset), None)
-
-    def best_hit(self, space, prompt) -> int:
-        """Blocks of the longest prefix that was ever computed."""
-        limit = (len(prompt) - 1) // self.block_size
-        return max(
-            (n for n in range(1, limit + 1) if self.prefix(space, prompt, n) in self.computed),
-            default=0,
-        )
-
-    def admit(self, plan: OpenPlan, opened) -> None:
-        prompt = list(plan.token_ids)
-        num_hits, rest = divmod(opened.num_cached_tokens, self.block_size)
-        assert rest == 0
-        assert opened.num_cached_tokens < len(prompt)
-        assert len(opened.block_ids) == self.blocks_for(len(prompt))
-        for position in range(opened.num_cached_tokens):
-            expected = self.kv_of(plan.namespace, prompt, position)
-            assert self.slots[self.slot(opened.block_ids, position)] == expected
-        best = self.best_hit(plan.namespace, prompt)
-        assert num_hits <= best
-        if self.manager.stats().num_evictions == 0:
-            assert num_hits == best
-        fresh = opened.block_ids[num_hits:]
-        assert not self.held() & set(fresh)
-        self.clear(fresh)
-        self.open[plan.sequence_id] = Known(
-            plan.namespace,
-            prompt,
-            list(prompt),
-            len(prompt),
-            opened.num_cached_tokens,
-            list(opened.block_ids),
-            opened,
-        )
-
-    def grow(self, sequence_id: str, length: int, extended) -> None:
-        known = self.open[sequence_id]
-        assert not self.held() & set(extended.block_ids)
-        self.clear(extended.block_ids)
-        if extended.copied_from is not None:
-            old = known.table.pop()
-            assert extended.copied_from == old
-            for offset in range(self.block_size):
-                if (old, offset) in self.slots:
-                    self.slots[extended.block_ids[0], offset] = self.slots[old, offset]
-        assert extended.first_index == len(known.table)
-        known.table += extended.block_ids
-        known.length = max(known.length, length)
-
-    def copies(self, sequence_id: str) -> set[bool]:
-        """Whether the next slot may, or must, be in a copy of the last block."""
-        known = self.open[sequence_id]
-        if known.length % self.block_size == 0:
-            return {False}
-        others = (other.table for key, other in self.open.items() if key != sequence_id)
-        if any(known.table[-1] in table for table in others):
-            return {True}
-        return {False, True} if known.is_cut_within else {False}
-
-    def compute(self, sequence_id: str, count: int) -> None:
-        known = self.open[sequence_id]
-        for position in range(known.num_computed, count):
-            kv = self.kv_of(known.space, known.tokens, position)
-            self.slots[self.slot(known.table, position)] = kv
-        known.num_computed = max(known.num_computed, count)
-        for position in range(known.num_computed // self.block_size):
-            self.computed.add(self.prefix(known.space, known.tokens, position + 1))
-
-    def snapshot(self):
-        return self.manager.stats(), self.manager.list_sequences(1000)
 
     def draw_plan(self, data) -> OpenPlan:
         """Few distinct blocks, so that prompts often share prefixes."""
@@ -253,31 +117,6 @@ class PageManagerMachine(RuleBasedStateMachine):
         self.manager.commit_blocks([CommitPlan(sequence_id, len(tokens), start, new)])
         known.tokens = tokens
         self.compute(sequence_id, len(tokens))
-
-    def extend_to(self, sequence_id: str, length: int) -> bool:
-        """Whether there was room."""
-        known = self.open[sequence_id]
-        more_blocks = max(0, self.blocks_for(length) - len(known.table))
-        copies = self.copies(sequence_id) if length > known.length else {False}
-        room = self.num_blocks - len(self.held())
-        before = self.snapshot()
-        try:
-            grown = self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
-        except OutOfBlocks:
-            assert more_blocks + max(copies) > room
-            assert self.snapshot() == before
-            return False
-        is_copied = any(extended.copied_from is not None for extended in grown)
-        assert is_copied in copies
-        needed = more_blocks + is_copied
-        assert needed <= room
-        assert [len(extended.block_ids) for extended in grown] == [needed] * bool(needed)
-        for extended in grown:
-            self.grow(sequence_id, length, extended)
-        if length > known.length or grown:
-            known.is_cut_within = False
-        known.length = max(known.length, length)
-        return True
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), count=st.integers(1, 2))
