@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from bench import workload
 from kvstore.errors import OutOfBlocks
+from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan
 
@@ -33,18 +34,6 @@ NAMESPACE = Namespace(b"bench")
 TRACE_BLOCK = 512
 _ANSWER_TOKEN = 2**31 - 1  # in no prompt
 _WHOLE_TRACE = 1_000_000
-
-
-class NoMemory:
-    """A pool in name only."""
-
-    name, offset_bytes = "quire-bench", 0
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass(slots=True)

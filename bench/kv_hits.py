@@ -19,7 +19,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from bench import workload
-from bench.kv import NAMESPACE, SHAPE, TRACE_BLOCK, NoMemory
+from bench.kv import NAMESPACE, SHAPE, TRACE_BLOCK
+from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, OpenPlan
 

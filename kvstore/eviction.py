@@ -16,9 +16,10 @@ _Entry = tuple[int, int, int, Node]
 class LruQueue:
     """Nodes without references, least recently used first, the deeper first among equals.
 
-    A node is used when it is matched or released. Using one uses all before it, which keeps
-    every node younger than what is below it. Entries of a heap are left behind when their
-    node is used again, held or evicted, and passed over later.
+    A node is used when one of its holders lets go of it; until then it cannot be evicted.
+    Using one uses all before it, which keeps every node younger than what is below it. Entries
+    of the heap are left behind when their node is used again, held or evicted, and passed
+    over later.
     """
 
     def __init__(self, is_held: Callable[[Node], bool]) -> None:

@@ -17,7 +17,7 @@ def configure(level: str, log_format: LogFormat, service: str) -> None:
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True)
+        structlog.processors.TimeStamper(fmt="iso", utc=True)
         if log_format == "json"
         else structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
         structlog.processors.format_exc_info,

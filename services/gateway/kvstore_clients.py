@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grpc
 from quire.common.v1 import common_pb2
@@ -35,24 +36,17 @@ class GrpcKvStore:
 
     async def become_driver(self, driver_id: str) -> None:
         request = pb.AcquireDriverLeaseRequest(driver_id=driver_id)
-        try:
-            response = await self._stub.AcquireDriverLease(request, timeout=_CALL_SECONDS)
-        except grpc.RpcError as error:
-            raise _unavailable(error) from None
-        self._epoch = response.epoch
+        self._epoch = (await _call(self._stub.AcquireDriverLease, request)).epoch
 
     async def resign(self) -> None:
         request = pb.ReleaseDriverLeaseRequest(epoch=self._epoch)
-        try:
-            await self._stub.ReleaseDriverLease(request, timeout=_CALL_SECONDS)
-        except grpc.RpcError as error:
-            raise _unavailable(error) from None
+        await _call(self._stub.ReleaseDriverLease, request)
 
     async def update_sequences(self, update: ports.Update) -> ports.UpdateResult:
         result = ports.UpdateResult(extended=[], opened=[], refused=[])
         batches = list(_batches(update.opens))
         request = _update(update, batches[0] if batches else ())
-        _add(result, await self._call(request))
+        _add(result, await self._send_update(request))
         for batch in batches[1:]:
             full = next((r for r in result.refused if _stops_opens(r, update)), None)
             if full is not None:
@@ -60,15 +54,12 @@ class GrpcKvStore:
                     ports.Refusal(plan.sequence_id, full.reason, full.message) for plan in batch
                 )
                 continue
-            _add(result, await self._call(_update(ports.Update(), batch)))
+            _add(result, await self._send_update(_update(ports.Update(), batch)))
         return result
 
     async def get_stats(self) -> kv.PoolStats:
         """The pool's counters. Raises WorkerUnavailable."""
-        try:
-            response = await self._stub.GetStats(pb.GetStatsRequest(), timeout=_CALL_SECONDS)
-        except grpc.RpcError as error:
-            raise _unavailable(error) from None
+        response = await _call(self._stub.GetStats, pb.GetStatsRequest())
         return kv.PoolStats(
             num_blocks=response.total_block_count,
             num_free=response.free_block_count,
@@ -85,12 +76,9 @@ class GrpcKvStore:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _call(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
+    async def _send_update(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
         request.driver_epoch = self._epoch
-        try:
-            return await self._stub.UpdateSequences(request, timeout=_CALL_SECONDS)
-        except grpc.RpcError as error:
-            raise _unavailable(error) from None
+        return await _call(self._stub.UpdateSequences, request)
 
 
 class LocalKvStore:
@@ -131,8 +119,12 @@ class LocalKvStore:
         """Nothing to give up."""
 
 
-def _unavailable(error: grpc.RpcError) -> WorkerUnavailable:
-    return unavailable("kvstore", error)
+async def _call(method: Any, request: Any) -> Any:
+    """Call the kvstore. Raises WorkerUnavailable if it is out of reach or refuses."""
+    try:
+        return await method(request, timeout=_CALL_SECONDS)
+    except grpc.RpcError as error:
+        raise unavailable("kvstore", error) from None
 
 
 def _batches(opens: Sequence[ports.OpenPlan]) -> Iterator[list[ports.OpenPlan]]:

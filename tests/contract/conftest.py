@@ -12,6 +12,7 @@ from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from compute import types as ct
 from compute.errors import InvalidStep
+from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from kvstore.types import KvShape
 from services.common.server import GrpcServer
@@ -25,18 +26,6 @@ TRANSPORTS = ("local", "grpc")
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="float32")
 BLOCK_SIZE = 8
 NUM_BLOCKS = 8
-
-
-class NoMemory:
-    """A pool that nobody maps."""
-
-    name, offset_bytes = "quire-none", 0
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass

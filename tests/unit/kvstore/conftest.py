@@ -6,23 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from kvstore.types import KvShape, Namespace, OpenPlan
 
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
-
-
-class NoMemory:
-    """A pool in name only. Knows whether it was released."""
-
-    name, offset_bytes = "quire-none", 0
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-        self.num_closes = 0
-
-    def close(self) -> None:
-        self.num_closes += 1
 
 
 def make_manager(num_blocks: int, block_size: int = 8) -> PageManager:

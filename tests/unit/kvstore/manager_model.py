@@ -9,23 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvstore.errors import OutOfBlocks
+from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from kvstore.types import ExtendPlan, KvShape, Namespace, OpenPlan
 
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
 SPACES = [Namespace(b"m", adapter="x"), Namespace(b"m", salt="x")]
-
-
-class NoMemory:
-    """A pool that nobody maps."""
-
-    name, offset_bytes = "quire-none", 0
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-    def close(self) -> None:
-        pass
 
 
 @dataclass

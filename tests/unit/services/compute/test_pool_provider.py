@@ -10,24 +10,13 @@ from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from compute.errors import LayoutMismatch, PoolUnavailable
 from compute.types import KvShape
+from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from services.common.server import GrpcServer
 from services.compute.pool_provider import GrpcPoolProvider
 from services.kvstore.servicer import KvCacheServicer
 
 SHAPE = KvShape(2, 1, 8, "bfloat16")
-
-
-class NoMemory:
-    """A pool that nobody maps."""
-
-    name, offset_bytes = "quire-none", 4096
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from quire.common.v1 import common_pb2
 from quire.kvstore.v1 import kvstore_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2_grpc
 
+from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from services.common.errors import error_details
 from services.common.server import GrpcServer
@@ -20,18 +21,6 @@ SHAPE = common_pb2.KvShape(
 )
 BLOCK_BYTES = 8 * 2 * 2 * 8 * 2
 SPACE = common_pb2.Namespace(model_fingerprint=b"m" * 32, tenant="t")
-
-
-class NoMemory:
-    """A pool that nobody maps, in the middle of something else."""
-
-    name, offset_bytes = "quire-none", 4096
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
