@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from bench import workload
 from bench.kv import NAMESPACE, SHAPE, TRACE_BLOCK
-from kvstore.fakes import NoMemory
+from kvstore.attachment import ManagerOptions
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, OpenPlan
 
@@ -30,7 +31,9 @@ _WHOLE_TRACE = 1_000_000
 
 def through_manager(prompts: list[tuple[int, ...]], num_blocks: int) -> float:
     """Share of all blocks that were found. A prompt that is over the pool is passed over."""
-    manager = PageManager(num_blocks * _SIZE * SHAPE.token_bytes, _SIZE, NoMemory)
+    manager = PageManager(
+        ManagerOptions(num_blocks * _SIZE * SHAPE.token_bytes, _SIZE), FakeStorage()
+    )
     manager.attach_pool(SHAPE)
     num_hits = num_total = 0
     for number, blocks in enumerate(tqdm(prompts, desc=f"{num_blocks} blocks", leave=False)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from kvstore.prefix_tree import Node
 
@@ -22,17 +22,17 @@ class LruQueue:
     over later.
     """
 
-    def __init__(self, is_held: Callable[[Node], bool]) -> None:
+    def __init__(self, is_held: Callable[[Node], bool], clock: Iterator[int]) -> None:
+        """`clock` counts up; queues that nodes go to and fro between share one."""
         self._is_held = is_held
         self._heap: list[_Entry] = []
-        self._clock = 0
+        self._clock = clock
         self._num_pushed = 0
         self._limit = 1024
 
     def use(self, node: Node) -> None:
         """The node is the most recently used one now."""
-        self._clock += 1
-        node.stamp = self._clock
+        node.stamp = next(self._clock)
 
     def push(self, node: Node) -> None:
         """The node may be evicted, in its turn."""
