@@ -146,6 +146,9 @@ class PrefixTree:
     def retreat(self, chain: Chain, num_blocks: int) -> list[Node]:
         """Shorten a chain; the nodes it does not cover any more, the last one first."""
         left = [node for node in self.path(chain) if node.end > num_blocks]
+        for node in left:
+            # The chain may come back to it without holding its blocks.
+            node.grower = None
         chain.num_blocks = num_blocks
         self._settle(chain)  # cuts the last of those in two, of which the lower one is left
         if not num_blocks:

@@ -81,6 +81,21 @@ def test_a_block_that_is_cut_within_is_copied_if_others_can_find_it(managers, pl
     assert again.block_ids[:2] == a.block_ids[:2]
 
 
+def test_what_was_cut_off_is_not_gone_on_with_though_the_same_tokens_come_back(managers, plan):
+    """The block with the first tokens is in the tree, but not in the sequence any more."""
+    manager = managers(8)
+    manager.open_sequences([plan("a", 9)])
+    manager.commit_blocks([CommitPlan("a", 9)])
+    manager.truncate_sequences([TruncatePlan("a", 6)])
+    manager.extend_sequences([ExtendPlan("a", 25)])
+    manager.commit_blocks([CommitPlan("a", 8, 6, [6, 7])])
+    manager.commit_blocks([CommitPlan("a", 24, 8, list(range(8, 25)))])
+    assert manager.audit() == []
+    manager.close_sequences(["a"])
+    (again,) = manager.open_sequences([plan("b", 25)])
+    assert again.num_cached_tokens == 24
+
+
 def test_truncating_again_changes_nothing(managers, plan):
     manager = managers(8)
     manager.open_sequences([plan("a", 20)])
