@@ -7,6 +7,7 @@ from array import array
 import numpy as np
 
 from kvstore.errors import OutOfBlocks
+from kvstore.events import EventLog, EvictionCause
 from kvstore.eviction import LruQueue
 from kvstore.frames import Frames, Ids
 from kvstore.prefix_tree import Chain, Node, PrefixTree
@@ -24,6 +25,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.frames = Frames(num_blocks)
         self.tree = PrefixTree(num_blocks, block_size)
+        self.events = EventLog(self.tree, num_blocks, block_size)
         self.queue = LruQueue(self._is_held)
         self.num_evictions = 0
 
@@ -79,6 +81,7 @@ class BlockPool:
         if new:
             ids = _ids(new)
             self.frames.set_findable(ids)
+            self.events.stored(chain, new, data)
             self._separate(chain, ids)
         self._queue_split()
 
@@ -146,11 +149,15 @@ class BlockPool:
             raise AssertionError("a cached block is in no node that can be evicted")
         if node.children:
             # Only found through this one, and held: by sequences with an own copy of it.
-            self.num_evictions += self.frames.forget(_ids(self.tree.prune(node)))
+            self._forget(self.tree.prune(node), EvictionCause.PREFIX)
         count = min(num_blocks, len(node.blocks))
-        self.num_evictions += self.frames.forget(_ids(self.tree.trim(node, count)))
+        self._forget(self.tree.trim(node, count), EvictionCause.ROOM)
         if node.is_alive:
             self.queue.push(node)
+
+    def _forget(self, block_ids: array[int], cause: EvictionCause) -> None:
+        self.num_evictions += self.frames.forget(_ids(block_ids))
+        self.events.evicted(block_ids, cause)
 
     def _queue_split(self) -> None:
         """New upper parts of nodes are to be evicted like the lower ones."""

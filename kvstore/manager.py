@@ -16,6 +16,7 @@ from kvstore.errors import (
     OutOfBlocks,
     PoolNotAttached,
 )
+from kvstore.events import EventLog
 from kvstore.page_tables import PageTables
 from kvstore.ports import PoolFactory, PoolMemory
 from kvstore.posix_pool import PosixPool
@@ -129,6 +130,7 @@ class PageManager:
         """Release the pool and forget its sequences. Safe to repeat."""
         if self._attached is not None:
             attached, self._attached = self._attached, None
+            attached.tables.events.close()
             attached.memory.close()
 
     # --- sequences ----------------------------------------------------------
@@ -270,6 +272,10 @@ class PageManager:
         size = page_size or _DEFAULT_PAGE_SIZE
         infos, following = self._attached.tables.page(size, int(page_token or "0"))
         return infos, "" if following is None else str(following)
+
+    def events(self) -> EventLog:
+        """The log of which blocks can be found. Raises PoolNotAttached."""
+        return self._pool().tables.events
 
     def stats(self) -> PoolStats:
         """The counters at this instant; all 0 without a pool."""

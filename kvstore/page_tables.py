@@ -18,6 +18,7 @@ from kvstore.errors import (
     SequenceExists,
     SequenceNotFound,
 )
+from kvstore.events import EventLog
 from kvstore.prefix_tree import Chain
 from kvstore.sequences import Sequence, check_commit, check_id, check_plan
 from kvstore.types import (
@@ -173,6 +174,10 @@ class PageTables:
 
     def is_open(self, sequence_id: str) -> bool:
         return sequence_id in self._sequences
+
+    @property
+    def events(self) -> EventLog:
+        return self._blocks.events
 
     def stats(self) -> PoolStats:
         """The counters at this instant."""
