@@ -334,8 +334,13 @@ class PageTables:
         sequence.num_computed = min(sequence.num_computed, length)
         sequence.num_prompt_tokens = min(sequence.num_prompt_tokens, length)
         sequence.num_cached_tokens = min(sequence.num_cached_tokens, length)
-        # The chain may still cover a block that is cut within, until its copy replaces it.
-        self._blocks.cut(sequence.chain, keep, cut, keep)
+        # The chain may still cover a block that is cut within, until its copy replaces it. One
+        # that is not in the tree is written again as it is: the chain leaves its prefix now.
+        is_rewritten = (
+            keep * self._block_size > length
+            and not (self._blocks.frames.findable[sequence.block_ids[-1]])
+        )
+        self._blocks.cut(sequence.chain, keep - is_rewritten, cut, keep)
         sequence.may_share_tail = True
         self._num_waste_slots += self._waste(sequence)
 

@@ -96,6 +96,21 @@ def test_what_was_cut_off_is_not_gone_on_with_though_the_same_tokens_come_back(m
     assert again.num_cached_tokens == 24
 
 
+def test_a_block_of_its_own_that_is_cut_within_leaves_the_prefix_it_was_computed_for(
+    managers, plan
+):
+    """Another sequence has put the same prefix into the tree; the own block is written again."""
+    manager = managers(8)
+    manager.open_sequences([plan("a", 9), plan("b", 9)])
+    manager.commit_blocks([CommitPlan("a", 9), CommitPlan("b", 9)])
+    manager.truncate_sequences([TruncatePlan("b", 2)])
+    manager.extend_sequences([ExtendPlan("b", 17)])
+    manager.commit_blocks([CommitPlan("b", 17, 2, [*[99] * 6, *range(8, 17)])])
+    assert manager.audit() == []
+    (c,) = manager.open_sequences([plan("c", 17)])  # begins like a and goes on like b
+    assert c.num_cached_tokens == 8
+
+
 def test_truncating_again_changes_nothing(managers, plan):
     manager = managers(8)
     manager.open_sequences([plan("a", 20)])
