@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from kvstore.events import EventLog, EvictionCause
 from kvstore.eviction import LruQueue
 from kvstore.frame_records import NO_PARENT, FrameRecords
 from kvstore.frames import Frames, Ids
@@ -41,9 +42,12 @@ class BlockPool:
         self.tree = PrefixTree(records.num_frames, records.block_size)
         new_queue = partial(LruQueue, self.is_held, itertools.count(1))
         self.tenants = Tenants(self.frames.num_blocks, limits or {}, new_queue)
-        self.host = HostCache(self.frames, self.tree, new_queue())
+        self.events = EventLog(
+            self.tree, records.num_frames, records.block_size, moves=num_host_blocks > 0
+        )
+        self.host = HostCache(self.frames, self.tree, self.events, new_queue())
         self.pin_counts = np.zeros(self.frames.num_blocks, np.int32)
-        self.evictions: Counter[str] = Counter()  # blocks whose KV was given up, by cause
+        self.evictions: Counter[EvictionCause] = Counter()  # blocks whose KV was given up
         self.clock = 0
         self.on_root: Callable[[int, Namespace], None] = _ignore_root
 
@@ -88,10 +92,10 @@ class BlockPool:
         """
         self.tenants.check_room({tenant: num_blocks})
         while (excess := self.tenants.over_quota(tenant, num_blocks)) > 0:
-            self._evict(tenant.partition, excess, "quota")
+            self._evict(tenant.partition, excess, EvictionCause.QUOTA)
         while (missing := num_blocks - self.frames.num_free) > 0:
             victim, most = self.tenants.victim(tenant)
-            self._evict(victim, min(missing, most), "capacity")
+            self._evict(victim, min(missing, most), EvictionCause.ROOM)
         tenant.count(held=num_blocks)
         return _packed(self.frames.take(num_blocks))
 
@@ -173,6 +177,7 @@ class BlockPool:
             self._promote(chain, block_ids, data)
         new = self.tree.register(chain, data, block_ids)
         if new and chain.node is not None:
+            self.events.stored(chain, new, data)
             self._remember(chain.node, len(chain.node.blocks) - len(new), chain.namespace)
             if self._separate(new, chain.num_blocks - len(new)):
                 self.tree.freeze(chain)
@@ -187,6 +192,8 @@ class BlockPool:
             whole = self.tree.upper_part(node, count)
             at = whole.start - first
             old = self.tree.relocate(whole, block_ids[at : at + len(whole.blocks)])
+            self.events.moved(old, whole.blocks[:])
+            self.events.arrived(whole.blocks[:])
             self._remember(whole, 0, chain.namespace)
             self.host.adopt_children(whole)
             self.frames.forget(_ids(old))
@@ -240,7 +247,7 @@ class BlockPool:
         if not self.is_held(node):
             queue.push(node)
 
-    def _evict(self, partition: Partition, num_blocks: int, cause: str) -> None:
+    def _evict(self, partition: Partition, num_blocks: int, cause: EvictionCause) -> None:
         """Make one node's last blocks free, no more than `num_blocks` of them."""
         node = partition.queue.pop()
         if node is None:
@@ -251,13 +258,19 @@ class BlockPool:
         if not num_freed:
             # What is below can only be found through this one: blocks of sequences with an
             # own copy of it, and the host pool's.
-            num_freed = self.frames.forget(_ids(self.tree.prune(node)))
-            num_freed += self.frames.forget(_ids(self.tree.trim(node, num_last)))
-            self.evictions[cause] += num_freed
+            num_freed = self._forget(self.tree.prune(node), EvictionCause.PREFIX)
+            num_freed += self._forget(self.tree.trim(node, num_last), cause)
             if node.is_alive:
                 partition.queue.push(node)
         tenant.count(cached=-num_freed)
         self._queue_split()
+
+    def _forget(self, block_ids: array[int], cause: EvictionCause) -> int:
+        """These blocks are in the tree no more; how many of the page pool's are free now."""
+        num_freed = self.frames.forget(_ids(block_ids))
+        self.evictions[cause] += num_freed
+        self.events.evicted(block_ids, cause)
+        return num_freed
 
     def _queue_split(self) -> None:
         """New upper parts of nodes are to be evicted like the lower ones."""

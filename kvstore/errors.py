@@ -17,7 +17,9 @@ KvStoreError
 ├── LeaseLapsed         somebody else is the driver
 ├── LayoutMismatch
 ├── PoolNotAttached
-└── NoRoomForPool
+├── NoRoomForPool
+├── EventsTooOld        take a snapshot instead
+└── TooManyWatchers
 """
 
 from __future__ import annotations
@@ -163,3 +165,21 @@ class PoolNotAttached(KvStoreError):
 
 class NoRoomForPool(KvStoreError):
     reason = "NO_ROOM_FOR_POOL"
+
+
+class EventsTooOld(KvStoreError):
+    reason = "EVENTS_TOO_OLD"
+
+    def __init__(self, *, after: int, oldest: int) -> None:
+        super().__init__(
+            f"events after number {after} are asked for, the oldest that is kept is {oldest}",
+            after_number=after,
+            oldest_number=oldest,
+        )
+
+
+class TooManyWatchers(KvStoreError):
+    reason = "TOO_MANY_WATCHERS"
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(f"{limit} watch the pool already", limit=limit)

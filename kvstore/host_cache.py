@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvstore.events import EventLog, EvictionCause
 from kvstore.eviction import LruQueue
 from kvstore.frame_records import NO_PARENT
 from kvstore.frames import Frames, Ids
@@ -37,8 +38,8 @@ class HostCache:
     until the transfer is completed.
     """
 
-    def __init__(self, frames: Frames, tree: PrefixTree, queue: LruQueue) -> None:
-        self._frames, self._tree = frames, tree
+    def __init__(self, frames: Frames, tree: PrefixTree, events: EventLog, queue: LruQueue) -> None:
+        self._frames, self._tree, self._events = frames, tree, events
         self.queue = queue
         self.num_blocks = frames.host.num_blocks
         self.is_open = False  # whether whoever calls can run copies
@@ -67,6 +68,7 @@ class HostCache:
         new = self._frames.take(count, self._frames.host)
         old = self._tree.relocate(node, array("i", new.tolist()))
         self.adopt_children(node)
+        self._events.moved(old, node.blocks[:])
         node.is_arriving = True
         self._send(old, new)
         self.num_demotions += count
@@ -99,17 +101,19 @@ class HostCache:
             if node is None:
                 break
             missing = count - region.num_free
-            self.forget(self._tree.prune(node))
-            self.forget(self._tree.trim(node, min(missing, len(node.blocks))))
+            self._forget(self._tree.prune(node), EvictionCause.PREFIX)
+            last = self._tree.trim(node, min(missing, len(node.blocks)))
+            self._forget(last, EvictionCause.ROOM)
             if node.is_alive:
                 self.queue.push(node)
         return region.num_free
 
-    def forget(self, block_ids: array[int]) -> None:
+    def _forget(self, block_ids: array[int], cause: EvictionCause) -> None:
         """These blocks of ours are in the tree no more."""
         before = self._frames.host.num_free
         self._frames.forget(np.array(block_ids, np.int32))
         self.num_evictions += self._frames.host.num_free - before
+        self._events.evicted(block_ids, cause)
 
     def take_copies(self, num_promoted: int = 0) -> tuple[list[BlockCopy], int]:
         """The copies that have come up since the last call, and their transfer's number.
@@ -150,8 +154,8 @@ class HostCache:
         while self._arrivals:
             block_ids = self._arrivals.pop().block_ids
             for node in self._nodes(block_ids):
-                self.forget(self._tree.prune(node))
-                self.forget(self._tree.trim(node, len(node.blocks)))
+                self._forget(self._tree.prune(node), EvictionCause.PREFIX)
+                self._forget(self._tree.trim(node, len(node.blocks)), EvictionCause.ROOM)
             self._release(block_ids)
 
     def carry_over(self, before: HostCache) -> None:
@@ -179,6 +183,7 @@ class HostCache:
             before = parent.blocks[-1] if parent.blocks else NO_PARENT
             ids = np.array(node.blocks, np.int32)
             node.is_arriving = False
+            self._events.arrived(node.blocks[:])
             self._frames.remember(ids, before, self._tree.number_of(node), bytes(node.data))
 
     def _release(self, block_ids: Ids) -> None:

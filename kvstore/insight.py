@@ -52,7 +52,7 @@ def stats(state: PoolState | None) -> PoolStats:
         num_prompt_tokens=state.num_prompt_tokens,
         num_hit_tokens=state.num_hit_tokens,
         num_evictions=blocks.evictions.total(),
-        evictions=dict(blocks.evictions),
+        evictions={cause.name.lower(): count for cause, count in blocks.evictions.items()},
         num_host_blocks=host.num_blocks,
         num_host_free=frames.host.num_free,
         num_host_cached=frames.host.num_cached,

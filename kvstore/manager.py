@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from kvstore import attachment, audit, growth, insight, pinning, sharing, swapping, updating
 from kvstore.attachment import Attached, ManagerOptions
 from kvstore.errors import InvalidRequest, LayoutMismatch, LeaseLapsed, PoolNotAttached
+from kvstore.events import EventLog
 from kvstore.kill_points import Reached, ignore
 from kvstore.ports import PoolStorage
 from kvstore.posix_pool import PosixStorage
@@ -151,6 +152,7 @@ class PageManager:
         """Release the pool and forget its sequences. Safe to repeat."""
         if self._attached is not None:
             attached, self._attached = self._attached, None
+            attached.state.blocks.events.close()
             attached.memory.close()
 
     def leave(self) -> None:
@@ -365,6 +367,13 @@ class PageManager:
         """
         state = self._attached.state if self._attached is not None else None
         return insight.list_sequences(state, page_size, page_token, with_tokens=with_tokens)
+
+    def events(self) -> EventLog:
+        """The log of which blocks can be found. Raises PoolNotAttached.
+
+        A repair begins another one.
+        """
+        return self._pool().state.blocks.events
 
     def stats(self) -> PoolStats:
         """The counters at this instant; all 0 without a pool."""

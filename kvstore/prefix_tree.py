@@ -287,9 +287,13 @@ class PrefixTree:
             self._own(None, cut)
         return cut
 
+    def tops(self) -> list[Node]:
+        """The nodes that begin a prefix."""
+        return [node for root in self._roots.values() for node in root.children.values()]
+
     def walk(self) -> Iterator[Node]:
         """All nodes that can be reached, without the roots. For audits."""
-        stack = [node for root in self._roots.values() for node in root.children.values()]
+        stack = self.tops()
         while stack:
             node = stack.pop()
             yield node

@@ -93,6 +93,7 @@ class PoolState:
             before.num_hit_tokens,
         )
         self.blocks.carry_over(before.blocks)
+        before.blocks.events.close()
 
     def num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

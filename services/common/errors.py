@@ -41,6 +41,7 @@ _MISSING = (_Code.NOT_FOUND, 404, "invalid_request_error")
 _CONFLICT = (_Code.ALREADY_EXISTS, 409, "invalid_request_error")
 _EXHAUSTED = (_Code.RESOURCE_EXHAUSTED, 429, "rate_limit_error")
 _STALE = (_Code.FAILED_PRECONDITION, 500, "server_error")
+_TOO_OLD = (_Code.OUT_OF_RANGE, 500, "server_error")
 _DOWN = (_Code.UNAVAILABLE, 503, "server_error")
 
 # Reason -> (gRPC code, HTTP status, OpenAI type).
@@ -63,6 +64,8 @@ TABLE: dict[str, tuple[grpc.StatusCode, int, str]] = {
     "SEQUENCE_EXISTS": _CONFLICT,
     "OUT_OF_BLOCKS": _EXHAUSTED,
     "NO_ROOM_FOR_POOL": _EXHAUSTED,
+    "TOO_MANY_WATCHERS": _EXHAUSTED,
+    "EVENTS_TOO_OLD": _TOO_OLD,
     "LEASE_LAPSED": _STALE,
     "LAYOUT_MISMATCH": _STALE,
     "POOL_NOT_ATTACHED": _STALE,

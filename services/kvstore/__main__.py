@@ -24,11 +24,12 @@ async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None
     sweep()
     check_room(kv_memory)
     manager = PageManager(ManagerOptions(kv_memory, settings.block_size))
+    servicer = KvCacheServicer(manager)
     server = GrpcServer(
         settings.listen,
         [_SERVICE],
         lambda grpc_server: kvstore_pb2_grpc.add_KvCacheServiceServicer_to_server(
-            KvCacheServicer(manager), grpc_server
+            servicer, grpc_server
         ),
     )
     try:
@@ -37,6 +38,7 @@ async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None
         report.ready(listen=settings.listen)
         await stopped.wait()
     finally:
+        servicer.event_streams.close()
         await server.stop(grace=1.0)
         manager.close()
 

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
 import grpc
 import structlog
 from quire.kvstore.v1 import kvstore_pb2 as pb
@@ -12,6 +15,7 @@ from quire.kvstore.v1 import kvstore_pb2_grpc
 
 from kvstore.manager import PageManager
 from services.kvstore import codec
+from services.kvstore.event_stream import EventStreams
 
 _log = structlog.get_logger()
 
@@ -24,6 +28,7 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
 
     def __init__(self, manager: PageManager) -> None:
         self._kv = manager
+        self.event_streams = EventStreams(manager)
 
     async def AttachPool(
         self, request: pb.AttachPoolRequest, context: grpc.aio.ServicerContext
@@ -110,6 +115,13 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
     ) -> pb.ListSequencesResponse:
         sequences, token = self._kv.list_sequences(request.page_size, request.page_token)
         return codec.sequence_page(sequences, token)
+
+    async def WatchPoolEvents(
+        self, request: pb.WatchPoolEventsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchPoolEventsResponse]:
+        async with aclosing(self.event_streams.watch(request)) as messages:
+            async for message in messages:
+                yield message
 
     async def GetStats(
         self, request: pb.GetStatsRequest, context: grpc.aio.ServicerContext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench import kv, kv_hits
+from bench import events, kv, kv_hits
 from bench.workload import Shape
 
 
@@ -40,3 +40,10 @@ def test_a_replay_times_every_operation_and_leaves_nothing_open():
     assert report["hit_ratio"] == 32 / 120
     assert replay.manager.stats().num_held == 0
     assert replay.manager.audit() == []
+
+
+def test_the_cost_of_events_is_measured_for_every_case(monkeypatch):
+    monkeypatch.setattr(events, "_REPEATS", 1)
+    figures = events.measure(argparse.Namespace(num_blocks=4096, block_size=8))
+    assert len(figures) == 4 + 1 + 2 * 3
+    assert all(figure > 0 for figure in figures.values())

@@ -81,6 +81,36 @@ def test_a_block_that_is_cut_within_is_copied_if_others_can_find_it(managers, pl
     assert again.block_ids[:2] == a.block_ids[:2]
 
 
+def test_what_was_cut_off_is_not_gone_on_with_though_the_same_tokens_come_back(managers, plan):
+    """The block with the first tokens is in the tree, but not in the sequence any more."""
+    manager = managers(8)
+    manager.open_sequences([plan("a", 9)])
+    manager.commit_blocks([CommitPlan("a", 9)])
+    manager.truncate_sequences([TruncatePlan("a", 6)])
+    manager.extend_sequences([ExtendPlan("a", 25)])
+    manager.commit_blocks([CommitPlan("a", 8, 6, [6, 7])])
+    manager.commit_blocks([CommitPlan("a", 24, 8, list(range(8, 25)))])
+    assert manager.audit() == []
+    manager.close_sequences(["a"])
+    (again,) = manager.open_sequences([plan("b", 25)])
+    assert again.num_cached_tokens == 24
+
+
+def test_a_block_of_its_own_that_is_cut_within_leaves_the_prefix_it_was_computed_for(
+    managers, plan
+):
+    """Another sequence has put the same prefix into the tree; the own block is written again."""
+    manager = managers(8)
+    manager.open_sequences([plan("a", 9), plan("b", 9)])
+    manager.commit_blocks([CommitPlan("a", 9), CommitPlan("b", 9)])
+    manager.truncate_sequences([TruncatePlan("b", 2)])
+    manager.extend_sequences([ExtendPlan("b", 17)])
+    manager.commit_blocks([CommitPlan("b", 17, 2, [*[99] * 6, *range(8, 17)])])
+    assert manager.audit() == []
+    (c,) = manager.open_sequences([plan("c", 17)])  # begins like a and goes on like b
+    assert c.num_cached_tokens == 8
+
+
 def test_truncating_again_changes_nothing(managers, plan):
     manager = managers(8)
     manager.open_sequences([plan("a", 20)])

@@ -438,6 +438,9 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
 
     @rule(repair=st.booleans())
     def crash(self, repair):
+        self.restart(repair)
+
+    def restart(self, repair):
         """The next manager finds everything that this one would have known."""
         if repair:
             self.manager.audit(repair=True)
