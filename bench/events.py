@@ -19,6 +19,7 @@ from rich.table import Table
 from kvstore.block_pool import BlockPool
 from kvstore.content_keys import chained_keys
 from kvstore.events import EventLog
+from kvstore.frame_records import FrameRecords
 from kvstore.prefix_tree import Chain
 from kvstore.types import Namespace
 
@@ -34,9 +35,10 @@ def seconds(call: Callable[[], object]) -> float:
 
 def fill(num_blocks: int, block_size: int, run: int) -> BlockPool:
     """A pool full of runs of `run` blocks each, all of them findable."""
-    pool = BlockPool(num_blocks, block_size)
+    pool = BlockPool(FrameRecords(num_blocks, block_size))
+    tenant = pool.tenants.get("")
     for first in range(0, num_blocks, run):
-        blocks = pool.allocate(run)
+        blocks = pool.allocate(run, tenant)
         tokens = array("i", range(first * block_size, (first + run) * block_size)).tobytes()
         pool.register(Chain(NAMESPACE), blocks, tokens)
     return pool
@@ -61,9 +63,9 @@ def long_turn(log: EventLog) -> float:
 def hot_path(block_size: int, run: int, watched: bool) -> float:
     """Nanoseconds per block of `stored`, for runs of `run` blocks."""
     num_calls = 8192 // run
-    pool = BlockPool(run, block_size)
+    pool = BlockPool(FrameRecords(run, block_size))
     chain = Chain(NAMESPACE)
-    blocks = pool.allocate(run)
+    blocks = pool.allocate(run, pool.tenant(chain))
     tokens = array("i", range(run * block_size)).tobytes()
     pool.register(chain, blocks, tokens)
     log = pool.events

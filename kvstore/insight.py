@@ -75,4 +75,5 @@ def _info(one: Sequence, *, with_tokens: bool) -> SequenceInfo:
         one.driver_state,
         one.is_suspended,
         one.group,
+        one.epoch != 0,
     )

@@ -326,6 +326,7 @@ class SequenceInfo:
     driver_state: bytes = b""
     is_suspended: bool = False
     group: str = ""
+    is_driven: bool = False
 
 
 @dataclass(frozen=True, slots=True)

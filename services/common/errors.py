@@ -39,6 +39,7 @@ class Status:
 _INVALID = (_Code.INVALID_ARGUMENT, 400, "invalid_request_error")
 _MISSING = (_Code.NOT_FOUND, 404, "invalid_request_error")
 _CONFLICT = (_Code.ALREADY_EXISTS, 409, "invalid_request_error")
+_FORBIDDEN = (_Code.PERMISSION_DENIED, 403, "permission_error")
 _EXHAUSTED = (_Code.RESOURCE_EXHAUSTED, 429, "rate_limit_error")
 _STALE = (_Code.FAILED_PRECONDITION, 500, "server_error")
 _TOO_OLD = (_Code.OUT_OF_RANGE, 500, "server_error")
@@ -62,6 +63,13 @@ TABLE: dict[str, tuple[grpc.StatusCode, int, str]] = {
     "PROMPT_EXCEEDS_POOL": _INVALID,
     "SEQUENCE_NOT_FOUND": _MISSING,
     "SEQUENCE_EXISTS": _CONFLICT,
+    "FOREIGN_SEQUENCE": _FORBIDDEN,
+    "SEQUENCE_SUSPENDED": _STALE,
+    "SEQUENCE_NOT_SUSPENDED": _STALE,
+    "PIN_NOT_FOUND": _MISSING,
+    "PIN_EXISTS": _CONFLICT,
+    "PIN_BUDGET_EXCEEDED": _EXHAUSTED,
+    "QUOTA_EXCEEDED": _EXHAUSTED,
     "OUT_OF_BLOCKS": _EXHAUSTED,
     "NO_ROOM_FOR_POOL": _EXHAUSTED,
     "TOO_MANY_WATCHERS": _EXHAUSTED,

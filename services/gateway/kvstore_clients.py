@@ -15,6 +15,7 @@ from gateway.errors import WorkerUnavailable
 from kvstore import types as kv
 from kvstore.errors import KvStoreError, OutOfBlocks
 from kvstore.manager import PageManager
+from services.common import pool_stats
 from services.common.server import CHANNEL_OPTIONS
 from services.gateway.unavailable import unavailable
 
@@ -60,18 +61,7 @@ class GrpcKvStore:
     async def get_stats(self) -> kv.PoolStats:
         """The pool's counters. Raises WorkerUnavailable."""
         response = await _call(self._stub.GetStats, pb.GetStatsRequest())
-        return kv.PoolStats(
-            num_blocks=response.total_block_count,
-            num_free=response.free_block_count,
-            num_cached=response.cached_block_count,
-            num_held=response.held_block_count,
-            num_sequences=response.sequence_count,
-            num_waste_slots=response.waste_slot_count,
-            waste_ratio=response.waste_ratio,
-            num_prompt_tokens=response.prompt_token_count,
-            num_hit_tokens=response.hit_token_count,
-            num_evictions=response.eviction_count,
-        )
+        return pool_stats.from_message(response)
 
     async def close(self) -> None:
         await self._channel.close()

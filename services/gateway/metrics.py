@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Awaitable, Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.stats import EngineStats
 from kvstore.types import PoolStats
+from services.gateway.kv_metrics import KvCollector
 
 KvStats = Callable[[], Awaitable[PoolStats]]
 
@@ -32,8 +32,9 @@ class Metrics:
         registry = CollectorRegistry()
         self._registry = registry
         self._kv_stats = kv_stats
-        self._kv_up = Gauge("quire_kvstore_up", "Whether the kvstore answered.", registry=registry)
-        self._kv: dict[str, Gauge] = {}
+        self._kv = KvCollector()
+        if kv_stats is not None:
+            registry.register(self._kv)
         self.http_requests = Counter(
             "quire_http_requests",
             "Finished HTTP requests. Status 499: the client left.",
@@ -82,28 +83,13 @@ class Metrics:
         """All metrics in Prometheus' text format, the kvstore's as of now."""
         if self._kv_stats is not None:
             try:
-                stats = await asyncio.wait_for(self._kv_stats(), _KV_STATS_TIMEOUT)
-            except Exception:  # whatever it is, the other metrics are worth having
-                self._forget_kv()
-            else:
-                self._set_kv(stats)
-        return generate_latest(self._registry)
-
-    def _set_kv(self, stats: PoolStats) -> None:
-        self._kv_up.set(1)
-        for name, value in dataclasses.asdict(stats).items():
-            if name not in self._kv:
-                label = "quire_kvstore_" + name.removeprefix("num_")
-                self._kv[name] = Gauge(
-                    label, f"{name} of the kvstore's statistics.", registry=self._registry
+                stats: PoolStats | None = await asyncio.wait_for(
+                    self._kv_stats(), _KV_STATS_TIMEOUT
                 )
-            self._kv[name].set(value)
-
-    def _forget_kv(self) -> None:
-        self._kv_up.set(0)
-        for gauge in self._kv.values():
-            self._registry.unregister(gauge)
-        self._kv.clear()
+            except Exception:  # whatever it is, the other metrics are worth having
+                stats = None
+            self._kv.stats = stats
+        return generate_latest(self._registry)
 
 
 class _EngineCollector(Collector):

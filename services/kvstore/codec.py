@@ -23,12 +23,18 @@ def kv_shape(message: common_pb2.KvShape) -> types.KvShape:
 
 
 def open_plan(message: pb.OpenPlan) -> types.OpenPlan:
-    space = message.namespace
     return types.OpenPlan(
         sequence_id=message.sequence_id,
         token_ids=message.token_ids,
-        namespace=types.Namespace(space.model_fingerprint, space.adapter, space.tenant, space.salt),
+        namespace=namespace(message.namespace),
+        driver_state=message.driver_state,
+        group=message.group_id,
+        is_resumption=message.is_resumption,
     )
+
+
+def namespace(message: common_pb2.Namespace) -> types.Namespace:
+    return types.Namespace(message.model_fingerprint, message.adapter, message.tenant, message.salt)
 
 
 def extend_plan(message: pb.ExtendPlan) -> types.ExtendPlan:
@@ -49,6 +55,7 @@ def commit_plan(message: pb.CommitPlan) -> types.CommitPlan:
         num_computed_tokens=message.computed_token_count,
         token_start=message.token_start,
         token_ids=message.token_ids,
+        driver_state=message.driver_state if message.HasField("driver_state") else None,
     )
 
 
@@ -58,6 +65,7 @@ def update(message: pb.UpdateSequencesRequest) -> types.Update:
         closes=message.closes,
         extends=[extend_plan(plan) for plan in message.extends],
         opens=[open_plan(plan) for plan in message.opens],
+        runs_copies=message.runs_copies,
     )
 
 
@@ -84,12 +92,27 @@ def pool_handle(handle: types.PoolHandle) -> pb.PoolHandle:
     )
 
 
+def optional_pool_handle(handle: types.PoolHandle | None) -> pb.PoolHandle | None:
+    return None if handle is None else pool_handle(handle)
+
+
+def audit_finding(finding: types.Finding) -> pb.AuditFinding:
+    return pb.AuditFinding(kind=finding.kind, message=finding.text)
+
+
+def block_copies(copies: Iterable[types.BlockCopy]) -> list[pb.BlockCopy]:
+    return [
+        pb.BlockCopy(source_block_id=copy.source, target_block_id=copy.target) for copy in copies
+    ]
+
+
 def opened(sequences: Iterable[types.OpenedSequence]) -> list[pb.OpenedSequence]:
     return [
         pb.OpenedSequence(
             sequence_id=sequence.sequence_id,
             block_ids=sequence.block_ids,
             cached_token_count=sequence.num_cached_tokens,
+            copies=block_copies(sequence.copies),
         )
         for sequence in sequences
     ]
@@ -129,6 +152,8 @@ def update_result(result: types.UpdateResult) -> pb.UpdateSequencesResponse:
             )
             for refusal in result.refused
         ],
+        copies=block_copies(result.copies),
+        transfer=result.transfer,
     )
 
 
@@ -142,23 +167,13 @@ def sequence_page(
                 length=sequence.length,
                 computed_token_count=sequence.num_computed_tokens,
                 block_ids=sequence.block_ids,
+                token_ids=sequence.tokens,
+                driver_state=sequence.driver_state,
+                is_suspended=sequence.is_suspended,
+                group_id=sequence.group,
+                is_driven=sequence.is_driven,
             )
             for sequence in sequences
         ],
         next_page_token=next_page_token,
-    )
-
-
-def stats(counters: types.PoolStats) -> pb.GetStatsResponse:
-    return pb.GetStatsResponse(
-        total_block_count=counters.num_blocks,
-        free_block_count=counters.num_free,
-        cached_block_count=counters.num_cached,
-        held_block_count=counters.num_held,
-        sequence_count=counters.num_sequences,
-        waste_slot_count=counters.num_waste_slots,
-        waste_ratio=counters.waste_ratio,
-        prompt_token_count=counters.num_prompt_tokens,
-        hit_token_count=counters.num_hit_tokens,
-        eviction_count=counters.num_evictions,
     )

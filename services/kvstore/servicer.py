@@ -14,7 +14,9 @@ from quire.kvstore.v1 import kvstore_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2_grpc
 
 from kvstore.manager import PageManager
-from services.kvstore import codec
+from services.common import pool_stats
+from services.common.durations import seconds_of
+from services.kvstore import codec, pin_codec, swap_codec
 from services.kvstore.event_stream import EventStreams
 
 _log = structlog.get_logger()
@@ -34,53 +36,64 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
         self, request: pb.AttachPoolRequest, context: grpc.aio.ServicerContext
     ) -> pb.AttachPoolResponse:
         handle = self._kv.attach_pool(codec.kv_shape(request.shape))
-        return pb.AttachPoolResponse(handle=codec.pool_handle(handle))
+        return pb.AttachPoolResponse(
+            handle=codec.pool_handle(handle),
+            host_handle=codec.optional_pool_handle(self._kv.get_host_pool()),
+        )
 
     async def GetPool(
         self, request: pb.GetPoolRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetPoolResponse:
-        return pb.GetPoolResponse(handle=codec.pool_handle(self._kv.get_pool()))
+        return pb.GetPoolResponse(
+            handle=codec.pool_handle(self._kv.get_pool()),
+            host_handle=codec.optional_pool_handle(self._kv.get_host_pool()),
+        )
 
     async def OpenSequences(
         self, request: pb.OpenSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.OpenSequencesResponse:
-        opened = self._kv.open_sequences([codec.open_plan(plan) for plan in request.plans])
+        plans = [codec.open_plan(plan) for plan in request.plans]
+        opened = self._kv.open_sequences(plans, request.driver_epoch)
         return pb.OpenSequencesResponse(sequences=codec.opened(opened))
 
     async def ForkSequences(
         self, request: pb.ForkSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.ForkSequencesResponse:
-        forked = self._kv.fork_sequences([codec.fork_plan(plan) for plan in request.plans])
+        plans = [codec.fork_plan(plan) for plan in request.plans]
+        forked = self._kv.fork_sequences(plans, request.driver_epoch)
         return pb.ForkSequencesResponse(sequences=codec.forked(forked))
 
     async def TruncateSequences(
         self, request: pb.TruncateSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.TruncateSequencesResponse:
-        self._kv.truncate_sequences([codec.truncate_plan(plan) for plan in request.plans])
+        plans = [codec.truncate_plan(plan) for plan in request.plans]
+        self._kv.truncate_sequences(plans, request.driver_epoch)
         return pb.TruncateSequencesResponse()
 
     async def ExtendSequences(
         self, request: pb.ExtendSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.ExtendSequencesResponse:
-        extended = self._kv.extend_sequences([codec.extend_plan(plan) for plan in request.plans])
+        plans = [codec.extend_plan(plan) for plan in request.plans]
+        extended = self._kv.extend_sequences(plans, request.driver_epoch)
         return pb.ExtendSequencesResponse(sequences=codec.extended(extended))
 
     async def CommitBlocks(
         self, request: pb.CommitBlocksRequest, context: grpc.aio.ServicerContext
     ) -> pb.CommitBlocksResponse:
-        self._kv.commit_blocks([codec.commit_plan(plan) for plan in request.plans])
+        plans = [codec.commit_plan(plan) for plan in request.plans]
+        self._kv.commit_blocks(plans, request.driver_epoch)
         return pb.CommitBlocksResponse()
 
     async def CloseSequences(
         self, request: pb.CloseSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSequencesResponse:
-        self._kv.close_sequences(request.sequence_ids)
+        self._kv.close_sequences(request.sequence_ids, request.driver_epoch)
         return pb.CloseSequencesResponse()
 
     async def AcquireDriverLease(
         self, request: pb.AcquireDriverLeaseRequest, context: grpc.aio.ServicerContext
     ) -> pb.AcquireDriverLeaseResponse:
-        epoch, num_closed = self._kv.acquire_driver_lease()
+        epoch, num_closed = self._kv.acquire_driver_lease(adopt=request.adopts)
         _log.info("driver", driver_id=request.driver_id, num_closed_sequences=num_closed)
         return pb.AcquireDriverLeaseResponse(epoch=epoch, closed_sequence_count=num_closed)
 
@@ -95,7 +108,14 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
     ) -> pb.UpdateSequencesResponse:
         closed = [sequence_id for sequence_id in request.closes if self._kv.is_open(sequence_id)]
         request_ids = {plan.sequence_id: plan.request_id for plan in request.opens}
-        result = self._kv.update(codec.update(request), request.driver_epoch)
+        epoch = request.driver_epoch
+        if request.completed_transfer:
+            seconds = seconds_of(request.transfer_duration)
+            self._kv.complete_transfer(request.completed_transfer, seconds, epoch)
+        if request.prefill_token_count:
+            seconds = seconds_of(request.prefill_duration)
+            self._kv.observe_prefill(request.prefill_token_count, seconds)
+        result = self._kv.update(codec.update(request), epoch)
         for opened in result.opened:
             _log.info(
                 "sequence opened",
@@ -110,10 +130,71 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
             _log.debug("sequence closed", sequence_id=sequence_id)
         return codec.update_result(result)
 
+    async def SuspendSequences(
+        self, request: pb.SuspendSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SuspendSequencesResponse:
+        plans = [swap_codec.suspend_plan(plan) for plan in request.plans]
+        answer = self._kv.suspend_sequences(
+            plans, request.driver_epoch, runs_copies=request.runs_copies
+        )
+        for one in answer[0]:
+            _log.info(
+                "sequence suspended",
+                sequence_id=one.sequence_id,
+                mode=one.mode.value,
+                reason=one.reason,
+            )
+        return swap_codec.suspended(*answer)
+
+    async def ResumeSequences(
+        self, request: pb.ResumeSequencesRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ResumeSequencesResponse:
+        answer = self._kv.resume_sequences(
+            request.sequence_ids, request.driver_epoch, runs_copies=request.runs_copies
+        )
+        return swap_codec.resumed(*answer)
+
+    async def PinPrefix(
+        self, request: pb.PinPrefixRequest, context: grpc.aio.ServicerContext
+    ) -> pb.PinPrefixResponse:
+        pin = self._kv.pin_prefix(pin_codec.pin_plan(request), request.driver_epoch)
+        return pb.PinPrefixResponse(pin=pin_codec.pin_info(pin))
+
+    async def RenewPin(
+        self, request: pb.RenewPinRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RenewPinResponse:
+        pin = self._kv.renew_pin(request.pin_id, seconds_of(request.ttl))
+        return pb.RenewPinResponse(pin=pin_codec.pin_info(pin))
+
+    async def UnpinPrefix(
+        self, request: pb.UnpinPrefixRequest, context: grpc.aio.ServicerContext
+    ) -> pb.UnpinPrefixResponse:
+        num_ended = self._kv.unpin(pin_id=request.pin_id, owner=request.owner)
+        return pb.UnpinPrefixResponse(ended_pin_count=num_ended)
+
+    async def ListPins(
+        self, request: pb.ListPinsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListPinsResponse:
+        return pb.ListPinsResponse(pins=map(pin_codec.pin_info, self._kv.list_pins()))
+
+    async def AuditPool(
+        self, request: pb.AuditPoolRequest, context: grpc.aio.ServicerContext
+    ) -> pb.AuditPoolResponse:
+        findings = self._kv.audit(repair=request.repair)
+        for finding in findings:
+            _log.error("audit", kind=finding.kind, finding=finding.text)
+        remaining = self._kv.audit() if findings and request.repair else []
+        return pb.AuditPoolResponse(
+            findings=map(codec.audit_finding, findings),
+            remaining_findings=map(codec.audit_finding, remaining),
+        )
+
     async def ListSequences(
         self, request: pb.ListSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListSequencesResponse:
-        sequences, token = self._kv.list_sequences(request.page_size, request.page_token)
+        sequences, token = self._kv.list_sequences(
+            request.page_size, request.page_token, with_tokens=request.include_tokens
+        )
         return codec.sequence_page(sequences, token)
 
     async def WatchPoolEvents(
@@ -126,4 +207,4 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
     async def GetStats(
         self, request: pb.GetStatsRequest, context: grpc.aio.ServicerContext
     ) -> pb.GetStatsResponse:
-        return codec.stats(self._kv.stats())
+        return pool_stats.to_message(self._kv.stats())

@@ -8,8 +8,9 @@ import pytest
 from quire.kvstore.v1 import kvstore_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2_grpc
 
+from kvstore.attachment import ManagerOptions
 from kvstore.content_keys import prefix_keys, split_keys
-from kvstore.fakes import NoMemory
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, KvShape, Namespace, OpenPlan
 from services.common.pool_follower import EventGap, PoolFollower, PoolView
@@ -131,7 +132,7 @@ class KvStore:
     """A kvstore process, as far as its followers can tell."""
 
     def __init__(self, address: str) -> None:
-        self.manager = PageManager(16 * 8 * SHAPE.token_bytes, 8, NoMemory)
+        self.manager = PageManager(ManagerOptions(16 * 8 * SHAPE.token_bytes, 8), FakeStorage())
         self.manager.attach_pool(SHAPE)
         self.address = address
 

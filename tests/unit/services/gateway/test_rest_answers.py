@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from gateway.errors import WorkerUnavailable
-from kvstore.types import PoolStats
+from kvstore.types import PoolStats, TenantUsage
 from services.gateway.frontend import Frontend
 from services.gateway.metrics import Metrics
 
@@ -265,7 +265,9 @@ async def test_metrics_count_requests_tokens_and_latencies(client):
 
 
 async def test_metrics_tell_what_engine_and_kvstore_count(engine):
-    stats, up = PoolStats(10, 4, 1, 5, 2, 3, 0.04, 100, 60, 0), True
+    tenant = TenantUsage("acme", 2, None, 3, 1, 1, 90, 50)
+    stats = PoolStats(10, 4, 1, 5, num_prompt_tokens=100, evictions={"room": 3}, tenants=[tenant])
+    up = True
 
     async def kv_stats():
         if not up:
@@ -278,11 +280,15 @@ async def test_metrics_tell_what_engine_and_kvstore_count(engine):
     text = (await frontend.scrape()).decode()
     assert "quire_requests_running 1.0" in text
     assert "quire_steps_total 7.0" in text
-    assert "quire_kvstore_held 5.0" in text
+    assert 'quire_kvstore_blocks{state="held"} 5.0' in text
+    assert 'quire_kvstore_evictions_total{cause="room"} 3.0' in text
+    assert 'quire_kvstore_tenant_blocks{kind="floor",tenant="acme"} 2.0' in text
+    assert 'quire_kvstore_tenant_hit_tokens_total{tenant="acme"} 50.0' in text
+    assert "quire_kvstore_host_blocks" not in text
     assert "quire_kvstore_up 1.0" in text
     up = False
     text = (await frontend.scrape()).decode()
-    assert "quire_kvstore_held" not in text
+    assert "quire_kvstore_blocks" not in text
     assert "quire_kvstore_up 0.0" in text
     assert "quire_steps_total 7.0" in text
 

@@ -9,9 +9,10 @@ import pytest
 from quire.kvstore.v1 import kvstore_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2_grpc
 
+from kvstore.attachment import ManagerOptions
 from kvstore.content_keys import prefix_keys, split_keys
 from kvstore.errors import EventsTooOld, TooManyWatchers
-from kvstore.fakes import NoMemory
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan
 from services.common.errors import error_details
@@ -26,7 +27,8 @@ WATCH = pb.WatchPoolEventsRequest
 
 
 def make_manager(num_blocks: int, block_size: int = 8) -> PageManager:
-    manager = PageManager(num_blocks * block_size * SHAPE.token_bytes, block_size, NoMemory)
+    options = ManagerOptions(num_blocks * block_size * SHAPE.token_bytes, block_size)
+    manager = PageManager(options, FakeStorage())
     manager.attach_pool(SHAPE)
     return manager
 
