@@ -32,10 +32,8 @@ def list_sequences(
     return infos, "" if following is None else str(following.serial)
 
 
-def stats(state: PoolState | None) -> PoolStats:
+def stats(state: PoolState) -> PoolStats:
     """See PageManager.stats."""
-    if state is None:
-        return PoolStats()
     blocks, frames, host = state.blocks, state.blocks.frames, state.blocks.host
     num_held_slots = frames.num_held * state.block_size
     return PoolStats(

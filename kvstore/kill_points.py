@@ -11,6 +11,18 @@ CHANGES = (
     "frames.take",
     "frames.remember",
     "frames.forget",
+    "journal.pool",
+    "journal.sequences",
+    "journal.fork",
+    "journal.extend",
+    "journal.commit",
+    "journal.truncate",
+    "journal.close",
+    "journal.namespace",
+    "journal.pin",
+    "journal.unpin",
+    "journal.epoch",
+    "journal.rewrite",
 )
 KILL_POINTS = tuple(f"{change}.{moment}" for change in CHANGES for moment in ("before", "after"))
 

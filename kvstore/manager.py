@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from kvstore import attachment, audit, growth, insight, pinning, sharing, swapping, updating
 from kvstore.attachment import Attached, ManagerOptions
@@ -77,6 +78,8 @@ class PageManager:
         self.recovered = text  # what became of an earlier pool, in words; empty: none
         self._epoch = found.epoch if found is not None else 0  # the driver's; 0: none
         self._last_epoch = self._epoch
+        self.num_changes = 0  # calls that may have changed the pool
+        self._num_audits = self._num_findings = 0
 
     # --- the driver ---------------------------------------------------------
 
@@ -139,6 +142,10 @@ class PageManager:
         if present != shape:
             raise LayoutMismatch(f"the pool is for {present}, not for {shape}")
         return self._attached.handle
+
+    @property
+    def is_attached(self) -> bool:
+        return self._attached is not None
 
     def get_pool(self) -> PoolHandle:
         """The pool. Raises PoolNotAttached before the first `attach_pool`."""
@@ -349,7 +356,7 @@ class PageManager:
         """All pins, oldest first."""
         if self._attached is None:
             return []
-        state, now = self._state(0), self._clock()
+        state, now = self._pool().state, self._clock()
         return [pinning.info(state, pin, now) for pin in state.pins.all()]
 
     # --- insight ------------------------------------------------------------
@@ -377,7 +384,10 @@ class PageManager:
 
     def stats(self) -> PoolStats:
         """The counters at this instant; all 0 without a pool."""
-        return insight.stats(self._attached.state if self._attached is not None else None)
+        if self._attached is None:
+            return PoolStats()
+        stats = insight.stats(self._attached.state)
+        return replace(stats, num_audits=self._num_audits, num_findings=self._num_findings)
 
     def audit(self, *, repair: bool = False) -> list[Finding]:
         """Check every invariant from scratch. Slow.
@@ -388,6 +398,8 @@ class PageManager:
         if self._attached is None:
             return []
         findings = audit.findings(self._attached.state)
+        self._num_audits += 1
+        self._num_findings += len(findings)
         if findings and repair:
             attachment.repair(self._options, self._attached, self._reached)
         return findings
@@ -403,6 +415,7 @@ class PageManager:
         """What a call works on. Raises PoolNotAttached, LeaseLapsed."""
         self._check_epoch(epoch)
         attached = self._pool()
+        self.num_changes += 1
         attached.journal.tidy()
         pinning.expire(attached.state, self._clock())
         return attached.state

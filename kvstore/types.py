@@ -360,6 +360,8 @@ class PoolStats:
     host_bytes_per_s: float = 0.0
     swap: SwapStats = field(default_factory=SwapStats)
     tenants: Sequence[TenantUsage] = ()
+    num_audits: int = 0
+    num_findings: int = 0  # of all those audits
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class _Supervisor:
         return False
 
     async def _start(self) -> None:
-        await self._spawn("kvstore", config.KvStoreSettings)
+        # A pool ends with its supervisor, so there is nothing to take over.
+        await self._spawn("kvstore", config.KvStoreSettings, recover=False)
         await self._children["kvstore"].ready()
         peers = {"kvstore": self._sockets["kvstore"], "compute": self._sockets["compute"]}
         await self._spawn("compute", config.ComputeSettings, **peers)
@@ -114,17 +115,15 @@ class _Supervisor:
             for wait in waits:
                 wait.cancel()
 
-    async def _spawn(self, name: str, kind: type[config.LogSettings], **values: str) -> None:
+    async def _spawn(self, name: str, kind: type[config.LogSettings], **values: str | bool) -> None:
         child = Child(name, self._screen.log, self._screen.progress)
         self._screen.progress(name, "start", 0, 1)
         self._children[name] = child
         values = values | {"listen": self._sockets[name]}
         if self._is_watched and name != "gateway":
             values["log_level"] = "warning"
-        flags = [
-            f"--{field.replace('_', '-')}={values.get(field, getattr(self._settings, field, ''))}"
-            for field in kind.model_fields
-        ]
+        known = self._settings.model_dump() | values
+        flags = [_flag(field, known[field]) for field in kind.model_fields if field in known]
         await child.start(f"services.{name}", flags, _environment(name, self._settings))
 
     async def _watch(self, stopped: asyncio.Task[bool]) -> int:
@@ -155,6 +154,13 @@ class _Supervisor:
             if name in self._children:
                 grace = self._settings.drain_timeout if name == "gateway" else 0.0
                 await self._children[name].stop(_STOP_TIMEOUT + grace)
+
+
+def _flag(field: str, value: object) -> str:
+    name = field.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def _environment(name: str, settings: config.UpSettings) -> dict[str, str]:

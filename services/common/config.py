@@ -56,6 +56,33 @@ def _check_size(text: str) -> str:
     return text
 
 
+def _check_size_or_none(text: str) -> str:
+    memory_bytes(text)
+    return text
+
+
+def tenant_limits(text: str) -> dict[str, tuple[int, int | None]]:
+    """Floor and quota of each tenant in NAME=FLOOR:QUOTA,…; either number may be left out."""
+    limits = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(?P<name>[^=,]+)=(?P<floor>[0-9]*)(?::(?P<quota>[0-9]*))?", part)
+        if match is None:
+            raise ValueError(f"{part!r} is not NAME=FLOOR:QUOTA")
+        floor, quota = int(match["floor"] or 0), match["quota"]
+        most = int(quota) if quota else None
+        if match["name"] in limits:
+            raise ValueError(f"{match['name']!r} is listed twice")
+        if most is not None and most < max(1, floor):
+            raise ValueError(f"{part!r}: the quota is below the floor, or 0")
+        limits[match["name"]] = (floor, most)
+    return limits
+
+
+def _check_tenants(text: str) -> str:
+    tenant_limits(text)
+    return text
+
+
 def _size_text(value: object) -> object:
     # A TOML file may have a number of bytes as a number.
     return str(value) if type(value) is int else value
@@ -75,6 +102,8 @@ def _check_block_size(value: int) -> int:
 
 
 BlockSize = Annotated[int, AfterValidator(_check_block_size)]
+HostMemorySize = Annotated[str, BeforeValidator(_size_text), AfterValidator(_check_size_or_none)]
+Tenants = Annotated[str, AfterValidator(_check_tenants)]
 MemorySize = Annotated[str, BeforeValidator(_size_text), AfterValidator(_check_size)]
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
 
@@ -159,6 +188,19 @@ class PoolSettings(_Settings):
         "1GiB", description="size of the page pool: bytes, 1GiB, 500MB, or 25% of memory"
     )
     block_size: BlockSize = Field(16, description="tokens per block: 8, 16 or 32")
+    host_memory: HostMemorySize = Field(
+        "0", description="size of the host pool that blocks are swapped to; 0: none"
+    )
+    tenants: Tenants = Field(
+        "", description="blocks that tenants are sure of and may have: NAME=FLOOR:QUOTA,…"
+    )
+    pin_share: float = Field(0.5, ge=0, le=1, description="share of the pool that pins may hold")
+    tenant_pin_share: float = Field(
+        0.5, ge=0, le=1, description="share of the pool that one tenant's pins may hold"
+    )
+    audit_after: float = Field(
+        30.0, ge=0, description="idle seconds after which the pool is audited; 0: never"
+    )
 
 
 class MathSettings(_Settings):
@@ -198,6 +240,12 @@ class KvStoreSettings(PoolSettings, LogSettings):
     """The KV page manager."""
 
     listen: str = Field("127.0.0.1:50051", description="address: HOST:PORT or unix:PATH")
+    recover: bool = Field(
+        True, description="take over the pool that a kvstore with this address has left"
+    )
+    keep_pool: bool = Field(
+        False, description="leave the pool to the next one when stopped, not only when killed"
+    )
 
 
 class WorkerSettings(ModelSettings, MathSettings):

@@ -25,6 +25,8 @@ def to_message(stats: types.PoolStats) -> pb.GetStatsResponse:
         suspended_sequence_count=stats.num_suspended,
         swap=_swap(stats),
         tenants=[_tenant(usage) for usage in stats.tenants],
+        audit_count=stats.num_audits,
+        audit_finding_count=stats.num_findings,
     )
     if stats.num_host_blocks:
         message.host.total_block_count = stats.num_host_blocks
@@ -68,6 +70,8 @@ def from_message(message: pb.GetStatsResponse) -> types.PoolStats:
             recompute_actual_seconds=swap.recompute_actual_seconds,
         ),
         tenants=[_usage(tenant) for tenant in message.tenants],
+        num_audits=message.audit_count,
+        num_findings=message.audit_finding_count,
     )
 
 

@@ -53,6 +53,8 @@ def _pool(stats: PoolStats) -> Iterator[Metric]:
     for name, text, total in (
         ("prompt_tokens", "Prompt tokens of opened sequences.", stats.num_prompt_tokens),
         ("hit_tokens", "Those found in the cache.", stats.num_hit_tokens),
+        ("audits", "Audits of the pool.", stats.num_audits),
+        ("audit_findings", "What they found. Above 0: a bug.", stats.num_findings),
     ):
         yield CounterMetricFamily(_PREFIX + name, text, total)
     evictions = CounterMetricFamily(

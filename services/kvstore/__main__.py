@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
 
+import structlog
 from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from kvstore.attachment import ManagerOptions
 from kvstore.manager import PageManager
-from kvstore.posix_pool import check_room, sweep
+from kvstore.posix_pool import PosixStorage, check_room, sweep
+from kvstore.types import TenantLimits
 from services.common import binary, config
 from services.common.server import GrpcServer, stop_signal
 from services.common.startup import StartupReport
+from services.kvstore.killer import KILL_POINT, killer
 from services.kvstore.servicer import KvCacheServicer
+from services.kvstore.upkeep import Upkeep
 
+_log = structlog.get_logger()
 _SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvCacheService"].full_name
 
 
 async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None:
     stopped = stop_signal()
-    kv_memory = config.memory_bytes(settings.kv_memory)
-    # The pool comes with the first attachment, long after whoever starts us could be told.
-    sweep()
-    check_room(kv_memory)
-    manager = PageManager(ManagerOptions(kv_memory, settings.block_size))
+    options = manager_options(settings)
+    storage = PosixStorage(settings.listen if settings.recover else "")
+    manager = PageManager(options, storage, reached=killer(os.environ.get(KILL_POINT)))
+    if manager.recovered:
+        _log.info("recovery", outcome=manager.recovered)
+    if not manager.is_attached:
+        # The pool comes with the first attachment, long after whoever starts us could be told.
+        sweep()
+        check_room(options.kv_memory_bytes + options.host_memory_bytes)
     servicer = KvCacheServicer(manager)
     server = GrpcServer(
         settings.listen,
@@ -32,15 +43,31 @@ async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None
             servicer, grpc_server
         ),
     )
+    upkeep = asyncio.create_task(Upkeep(manager, settings.audit_after).run())
     try:
         await server.start()
         await server.set_serving(True)
         report.ready(listen=settings.listen)
         await stopped.wait()
     finally:
+        upkeep.cancel()
         servicer.event_streams.close()
         await server.stop(grace=1.0)
+        if settings.keep_pool:
+            manager.leave()
         manager.close()
+
+
+def manager_options(settings: config.PoolSettings) -> ManagerOptions:
+    limits = config.tenant_limits(settings.tenants)
+    return ManagerOptions(
+        kv_memory_bytes=config.memory_bytes(settings.kv_memory),
+        block_size=settings.block_size,
+        host_memory_bytes=config.memory_bytes(settings.host_memory),
+        tenants={name: TenantLimits(*pair) for name, pair in limits.items()},
+        pin_share=settings.pin_share,
+        tenant_pin_share=settings.tenant_pin_share,
+    )
 
 
 def main(arguments: list[str]) -> int:
