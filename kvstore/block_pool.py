@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from kvstore.errors import OutOfBlocks
-from kvstore.eviction import LruQueue
+from kvstore.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy
 from kvstore.frames import Frames, Ids
 from kvstore.prefix_tree import Chain, Node, PrefixTree
 from kvstore.types import Namespace
@@ -21,10 +21,10 @@ class BlockPool:
     cached block is ever out of reach.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, eviction: str = DEFAULT_POLICY) -> None:
         self.frames = Frames(num_blocks)
         self.tree = PrefixTree(num_blocks, block_size)
-        self.queue = LruQueue(self._is_held)
+        self.queue: EvictionPolicy = POLICIES[eviction](num_blocks, self._is_held)
         self.num_evictions = 0
 
     @property
@@ -52,7 +52,7 @@ class BlockPool:
         return self.frames.count_unheld(np.unique(np.concatenate([*map(_ids, matches), _NONE])))
 
     def allocate(self, num_blocks: int) -> array[int]:
-        """Hold `num_blocks` blocks: free ones first, then the least recently used.
+        """Hold `num_blocks` blocks: free ones first, then cached ones as the policy says.
 
         Raises:
             OutOfBlocks: too few are free or cached. The pool is unchanged.

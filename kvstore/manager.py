@@ -16,6 +16,7 @@ from kvstore.errors import (
     OutOfBlocks,
     PoolNotAttached,
 )
+from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.page_tables import PageTables
 from kvstore.ports import PoolFactory, PoolMemory
 from kvstore.posix_pool import PosixPool
@@ -65,17 +66,22 @@ class PageManager:
         kv_memory_bytes: int,
         block_size: int,
         pool_factory: PoolFactory = PosixPool.create,
+        eviction: str = DEFAULT_POLICY,
     ) -> None:
         """`kv_memory_bytes` is the size of the pool that the first attachment creates.
 
         Raises:
-            InvalidRequest: the block size is not 8, 16 or 32.
+            InvalidRequest: the block size is not 8, 16 or 32, or there is no such eviction
+                policy.
         """
         if block_size not in BLOCK_SIZES:
             raise InvalidRequest("block_size", f"{block_size} is not one of {BLOCK_SIZES}")
         self._kv_memory_bytes = kv_memory_bytes
         self._block_size = block_size
+        if eviction not in POLICIES:
+            raise InvalidRequest("eviction", f"{eviction!r} is not one of {list(POLICIES)}")
         self._pool_factory = pool_factory
+        self._eviction = eviction
         self._attached: _Attached | None = None
         self._epoch = 0  # of the present driver; 0: there is none
 
@@ -303,7 +309,7 @@ class PageManager:
         handle = PoolHandle(
             memory.name, memory.offset_bytes, layout.pool_bytes, layout, secrets.randbits(64)
         )
-        return _Attached(handle, memory, PageTables(num_blocks, self._block_size))
+        return _Attached(handle, memory, PageTables(num_blocks, self._block_size, self._eviction))
 
 
 def _check_shape(shape: KvShape) -> None:

@@ -49,8 +49,8 @@ class _Opening:
 class PageTables:
     """Which sequence holds which blocks. A call that fails leaves everything unchanged."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._blocks = BlockPool(num_blocks, block_size)
+    def __init__(self, num_blocks: int, block_size: int, eviction: str) -> None:
+        self._blocks = BlockPool(num_blocks, block_size, eviction)
         self._block_size = block_size
         self._sequences: dict[str, Sequence] = {}  # in the order of opening
         self._num_opened = 0

@@ -19,12 +19,22 @@ class Node:
     """A run of consecutive blocks that nothing branches off within.
 
     States: alive, dead (evicted; whoever remembers it looks again). `start` is the number
-    of blocks before it. `data` are its tokens, `blocks` where their KV is. `stamp` grows
-    with use. Whoever holds a block of it holds them all, since it is split where a match
-    ends.
+    of blocks before it. `data` are its tokens, `blocks` where their KV is. `stamp` and
+    `record` are what the eviction policy knows of it. Whoever holds a block of it holds them
+    all, since it is split where a match ends.
     """
 
-    __slots__ = ("blocks", "children", "data", "grower", "is_alive", "parent", "stamp", "start")
+    __slots__ = (
+        "blocks",
+        "children",
+        "data",
+        "grower",
+        "is_alive",
+        "parent",
+        "record",
+        "stamp",
+        "start",
+    )
 
     def __init__(
         self, parent: Node | None, start: int, blocks: array[int], data: bytearray
@@ -34,6 +44,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.grower: Chain | None = None  # may append to it, having begun it
         self.stamp = 0
+        self.record: Any = None
         self.is_alive = True
 
     @property
@@ -249,7 +260,7 @@ class PrefixTree:
         parent, size = node.parent, self._size
         assert parent is not None
         upper = Node(parent, node.start, node.blocks[:count], node.data[: count * size])
-        upper.stamp = node.stamp
+        upper.stamp, upper.record = node.stamp, node.record
         parent.children[bytes(node.data[:size])] = upper
         del node.blocks[:count]
         del node.data[: count * size]

@@ -1,10 +1,10 @@
-"""Which cached blocks go first."""
+"""Least recently used first: the reference."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 
+from kvstore.eviction.policy import IsHeld
 from kvstore.prefix_tree import Node
 
 # Stale entries are dropped when they are this many times the others.
@@ -13,7 +13,7 @@ _MOST_STALE = 4
 _Entry = tuple[int, int, int, Node]
 
 
-class LruQueue:
+class Lru:
     """Nodes without references, least recently used first, the deeper first among equals.
 
     A node is used when one of its holders lets go of it; until then it cannot be evicted.
@@ -22,7 +22,7 @@ class LruQueue:
     over later.
     """
 
-    def __init__(self, is_held: Callable[[Node], bool]) -> None:
+    def __init__(self, num_blocks: int, is_held: IsHeld) -> None:  # noqa: ARG002 - all have it
         self._is_held = is_held
         self._heap: list[_Entry] = []
         self._clock = 0
