@@ -129,28 +129,22 @@ class BlockPool:
         self._queue_split()
         # Blocks beyond our chain that another sequence with the same ones registered.
         others = set(self.tree.owners[cached].tolist()).difference(path) if len(cached) else ()
-        for node in sorted(others, key=lambda node: -node.start):
-            self._use(node)
-        for node in path:
-            self._use(node)
-
-    def _use(self, node: Node) -> None:
-        self.queue.use(node)
-        if not self._is_held(node):
-            self.queue.push(node)
+        used = [*sorted(others, key=lambda node: -node.start), *path]
+        self.queue.use(used)
+        for node in used:
+            if not self._is_held(node):
+                self.queue.push(node)
 
     def _evict(self, num_blocks: int) -> None:
         """Make one node's last blocks free, no more than `num_blocks` of them."""
-        node = self.queue.pop()
-        if node is None:
+        victim = self.queue.pop(num_blocks)
+        if victim is None:
             raise AssertionError("a cached block is in no node that can be evicted")
+        node, count = victim
         if node.children:
             # Only found through this one, and held: by sequences with an own copy of it.
             self.num_evictions += self.frames.forget(_ids(self.tree.prune(node)))
-        count = min(num_blocks, len(node.blocks))
         self.num_evictions += self.frames.forget(_ids(self.tree.trim(node, count)))
-        if node.is_alive:
-            self.queue.push(node)
 
     def _queue_split(self) -> None:
         """New upper parts of nodes are to be evicted like the lower ones."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from kvstore.eviction.gdsf import Gdsf
 from kvstore.eviction.lru import Lru
 from kvstore.eviction.policy import EvictionPolicy, PolicyFactory
+from kvstore.eviction.s3_fifo import S3Fifo
 
 POLICIES: dict[str, PolicyFactory] = {
+    "gdsf": Gdsf,
     "lru": Lru,
+    "s3-fifo": S3Fifo,
 }
 DEFAULT_POLICY = "lru"
 

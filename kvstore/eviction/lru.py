@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from kvstore.eviction.policy import IsHeld
 from kvstore.prefix_tree import Node
@@ -29,28 +30,36 @@ class Lru:
         self._num_pushed = 0
         self._limit = 1024
 
-    def use(self, node: Node) -> None:
-        """The node is the most recently used one now."""
-        self._clock += 1
-        node.stamp = self._clock
+    def use(self, nodes: Sequence[Node]) -> None:
+        """These are the most recently used ones now, the last one most of all."""
+        for node in nodes:
+            self._clock += 1
+            node.stamp = self._clock
 
     def push(self, node: Node) -> None:
-        """The node may be evicted, in its turn."""
+        """See EvictionPolicy."""
         self._num_pushed += 1
         heapq.heappush(self._heap, (node.stamp, -node.start, self._num_pushed, node))
         if len(self._heap) > self._limit:
             self._drop_stale()
 
-    def pop(self) -> Node | None:
-        """Take out the node that should be evicted first."""
+    def pop(self, num_blocks: int) -> tuple[Node, int] | None:
+        """See EvictionPolicy."""
         while self._heap:
-            entry = heapq.heappop(self._heap)
-            if self._is_valid(entry):
-                return entry[3]
+            entry = self._heap[0]
+            node = entry[3]
+            size = len(node.blocks)
+            if not self._is_valid(entry):
+                heapq.heappop(self._heap)
+            elif size > num_blocks:
+                return node, num_blocks
+            else:
+                heapq.heappop(self._heap)
+                return node, size
         return None
 
     def nodes(self) -> list[Node]:
-        """Those that may be evicted. For audits."""
+        """See EvictionPolicy."""
         return [entry[3] for entry in self._heap if self._is_valid(entry)]
 
     def _is_valid(self, entry: _Entry) -> bool:

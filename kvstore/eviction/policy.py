@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvstore.prefix_tree import Node
@@ -14,31 +14,34 @@ class EvictionPolicy(Protocol):
     """The nodes without references, in the order in which they should be evicted.
 
     A policy counts accesses and never looks at a clock, so that a replay gives the same
-    order every time. Each call costs at most O(log n) per node, all in all. What it
-    remembers of a node is in `stamp` and `record`; the tree gives both to the new upper part
-    when it splits a node, so a record is replaced and never changed.
+    order every time. Its cost per node is at most logarithmic in the number of nodes, all in
+    all. What it knows of a node is in `stamp` and `record`; the tree gives both to the new
+    upper part when it splits a node.
 
-    Blocks are only found through those before them. A policy should therefore keep a node no
-    shorter than what is below it: the pool prunes what would be out of reach otherwise.
+    Blocks are only found through those before them: what is below an evicted node is
+    pruned. A policy takes a node after those below it, as long as these can be evicted.
     """
 
-    def use(self, node: Node) -> None:
-        """One of its holders lets go of it. All nodes of a path are used, deepest first."""
+    def use(self, nodes: Sequence[Node]) -> None:
+        """A holder lets go of these nodes: its path, deepest first.
+
+        Nodes that it shares with nobody else's path, if any, come before the path.
+        """
         ...
 
     def push(self, node: Node) -> None:
         """It has no references now and may be evicted, in its turn.
 
-        A node is pushed again after it was popped and not evicted whole; entries of before
-        are void.
+        It was used before, or is the upper part of a node that was. Entries of before are
+        void.
         """
         ...
 
-    def pop(self) -> Node | None:
-        """Take out the node that should be evicted first; None if there is none.
+    def pop(self, num_blocks: int) -> tuple[Node, int] | None:
+        """The node to evict from, and how many of its last blocks; None if there is none.
 
-        Nodes that are dead or held by now are passed over. The pool evicts from the node's
-        tail, as much as it needs, and pushes the rest again.
+        The count is from 1 to `num_blocks`. The pool evicts just these; the rest of the node
+        stays in the order. Nodes that are dead or held by now are passed over.
         """
         ...
 
