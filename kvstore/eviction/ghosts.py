@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from typing import Generic, TypeVar
 
 from kvstore.prefix_tree import Node
@@ -20,17 +20,15 @@ class Ghosts(Generic[T]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._known: dict[int, T] = {}
-        self._order: deque[int] = deque()
+        self._known: OrderedDict[int, T] = OrderedDict()
 
     def add(self, node: Node, index: int, known: T) -> None:
         """Remember the block at `index` of a node."""
         key = _key(node, index)
-        if key not in self._known:
-            self._order.append(key)
         self._known[key] = known
-        while len(self._order) > self._limit:
-            self._known.pop(self._order.popleft(), None)
+        self._known.move_to_end(key)
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)
 
     def find(self, node: Node, index: int) -> T | None:
         """What was known of a block that equals the one at `index` of a node."""

@@ -53,8 +53,6 @@ class S3Fifo:
 
     def push(self, node: Node) -> None:
         """See EvictionPolicy. The node keeps its place."""
-        if node.record is None:
-            node.record = self._arrive(node)
         queue = self._main if node.record.is_main else self._small
         queue.push(node, node.record.place)
 
