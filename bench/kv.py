@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from bench import workload
 from kvstore.errors import OutOfBlocks
+from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan
@@ -51,7 +52,7 @@ class Replay:
     def __init__(self, shapes: list[workload.Shape], options: argparse.Namespace) -> None:
         self._shapes, self._options = shapes, options
         size = options.num_blocks * options.block_size * SHAPE.token_bytes
-        self.manager = PageManager(size, options.block_size, NoMemory)
+        self.manager = PageManager(size, options.block_size, NoMemory, options.eviction)
         self.manager.attach_pool(SHAPE)
         self.seconds: dict[str, float] = {}
         self.counts: dict[str, int] = {}
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=64, help="sequences at a time")
     parser.add_argument("--num-blocks", type=int, default=65_536)
     parser.add_argument("--block-size", type=int, default=16, choices=[8, 16, 32])
+    parser.add_argument("--eviction", default=DEFAULT_POLICY, choices=list(POLICIES))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     whole = workload.trace(options.trace, _WHOLE_TRACE)

@@ -52,9 +52,13 @@ class LeafHeap:
         return None
 
     def take(self) -> None:
-        """Remove what `peek` has shown. A node above may have become a leaf by that."""
+        """Remove what `peek` has shown, with all of its blocks or for another queue."""
         node = heapq.heappop(self._heap)[2]
         node.stamp = 0
+        self.wake(node)
+
+    def wake(self, node: Node) -> None:
+        """A node is evicted: the one above it may have become a leaf by that."""
         above = self._waiting.pop(node.parent, None) if node.parent else None
         if above is not None:
             heapq.heappush(self._heap, above)

@@ -21,8 +21,6 @@ _FIRST_OBSERVED, _OBSERVED_PART = 16_384, 4
 _MOST_OBSERVED = 16_384
 _LEAST_CHANGE = 1 / 16  # of a density, for which nodes are ordered anew
 _FEWEST_GHOSTS = 32_768
-_SAMPLES = 4096  # blocks of a pool whose ghosts are kept, about
-_MOST_STRIDE = 64
 # Less of it than this part is a template that prompts share, and no return.
 _RETURNED_PART = 0.25
 
@@ -55,10 +53,10 @@ class _Visit:
 class Lhd:
     """The lowest hit density first: returns to expect per block and time it is kept for them.
 
-    What is known of a prompt are the turn of its conversation, the time since the turn before,
-    its length and how much of it was new. ReturnRates learns what these say about a return,
-    from all that come back, evicted or not: some evicted blocks are remembered as
-    ghosts. Time is counted in blocks of the sequences that leave.
+    What is known of a prompt are the turn of its conversation, the time since the turn
+    before, its length and how much of it was new. ReturnRates learns what these say about a
+    return, from all that come back, evicted or not: what was evicted is remembered as ghosts.
+    Time is counted in blocks of the sequences that leave.
 
     Source: Beckmann et al. 2018, LHD: Improving cache hit rate by maximizing hit density
     (NSDI '18). Classes there are learnt one by one; here they share what is known of each
@@ -69,12 +67,11 @@ class Lhd:
         self._is_held = is_held
         self._heap = LeafHeap(is_held)
         self._unit = max(1, num_blocks)
-        first = max(1.0, num_blocks / _FIRST_AGE)
+        first = max(4.0, num_blocks / _FIRST_AGE)
         self._edges = [0, *(round(first * 2 ** (age / 2)) for age in range(_NUM_AGES))]
         self._rates = ReturnRates(self._edges)
         self._tails = Tails()
-        self._stride = min(_MOST_STRIDE, max(1, num_blocks // _SAMPLES))
-        self._ghosts: Ghosts[_Visit] = Ghosts(max(_FEWEST_GHOSTS, 4 * num_blocks // self._stride))
+        self._ghosts: Ghosts[_Visit] = Ghosts(max(_FEWEST_GHOSTS, num_blocks // 4))
         self._ages: list[deque[_Visit]] = [deque() for _ in range(_NUM_AGES)]
         self._clock = 0
         self._num_visits = self._num_observed = 0
@@ -135,7 +132,7 @@ class Lhd:
         if is_tail:
             count = min(count, visit.num_tail)
             visit.num_tail -= count
-        self._remember(node, size - count, visit)
+        self._ghosts.add(node, count, visit)
         if count == size:
             self._heap.take()
         elif is_tail and not visit.num_tail:
@@ -175,24 +172,23 @@ class Lhd:
         returned: dict[_Visit, int] = {}
         last, depth, is_evicted = None, 0, False
         for node in nodes:
-            visit = node.record
+            visit: _Visit | None = node.record
             if visit is not None:
                 returned[visit] = returned.get(visit, 0) + len(node.blocks)
                 if last is None:
                     last, depth = visit, node.end
                 continue
-            # Where a prompt goes on that returns, its first evicted block was remembered.
-            if self._ghosts.find(node, 0) is None:
-                continue
-            is_evicted = True
-            for index in reversed(self._sampled(node, 0)):
-                ghost = self._ghosts.find(node, index)
-                if ghost is None:
-                    continue
-                if (node.start + index) % self._stride == 0:
-                    returned[ghost] = returned.get(ghost, 0) + self._stride
+            # Where a prompt that returns goes on, something was evicted last; what was
+            # evicted before that comes next.
+            index, deepest = 0, None
+            while index < len(node.blocks) and (ghost := self._ghosts.find(node, index)):
+                deepest = ghost.known
+                index = min(index + ghost.num_blocks, len(node.blocks))
+                returned[deepest] = returned.get(deepest, 0) + ghost.num_blocks
+            if deepest is not None:
+                is_evicted = True
                 if last is None:
-                    last, depth = ghost, node.start + index + 1
+                    last, depth = deepest, node.start + index
         if last is not None and 2 * depth > last.end:
             self._tails.learn(0 if is_evicted else last.end - depth)
         return returned, last, depth
@@ -202,19 +198,6 @@ class Lhd:
         visit.left -= part
         if visit.is_observed and part >= _RETURNED_PART:
             self._rates.learn(visit.features, visit.age, part, part)
-
-    def _remember(self, node: Node, first: int, visit: _Visit) -> None:
-        indices = self._sampled(node, first) if visit.is_observed else [first]
-        for index in indices:
-            self._ghosts.add(node, index, visit)
-
-    def _sampled(self, node: Node, first: int) -> list[int]:
-        """Indices from `first` on whose ghosts are kept: the first one, for it is where a
-        prompt that returns goes on, and one in each stride of the path."""
-        stride = self._stride
-        on_stride = -(-(node.start + first) // stride) * stride - node.start
-        indices = list(range(on_stride, len(node.blocks), stride))
-        return indices if on_stride == first else [first, *indices]
 
     def _grow_older(self) -> None:
         """Let visits go on to the ages they are in by now, and order their nodes anew."""
@@ -234,11 +217,11 @@ class Lhd:
                     self._num_observed -= 1
 
     def _reorder(self, visit: _Visit) -> None:
-        visit.nodes = [n for n in visit.nodes if n.record is visit and n.is_alive]
         density = visit.densities[visit.age]
         if abs(density - visit.density) <= _LEAST_CHANGE * visit.density:
             return
         visit.density = density
+        visit.nodes = [n for n in visit.nodes if n.record is visit and n.is_alive]
         for node in visit.nodes:
             if not self._is_held(node):
                 self._heap.push(node, self._density(node, visit))

@@ -15,7 +15,7 @@ _YOUNGEST_RATE = 0.02  # of the first age, until there is evidence
 _FADING = 0.5  # each later age is assumed to return that much less often than the one before
 _MOST_RATE = 0.9
 # News that are folded in together: few at first, then a part of all there were.
-_FIRST_BATCH, _LAST_BATCH, _BATCH_PART = 64, 4096, 16
+_FIRST_BATCH, _LAST_BATCH, _BATCH_PART = 128, 4096, 8
 
 
 class ReturnRates:
@@ -69,7 +69,7 @@ class ReturnRates:
         return found
 
     def _compute(self, features: tuple[Feature, ...]) -> list[float]:
-        rates = [min(_MOST_RATE, self._rate(features, age)) for age in range(len(self._widths))]
+        rates = self._rates_of(features)
         densities = [0.0]
         # From the last age back: `returns` and `time` are those of the best way to go on.
         returns = time = 0.0
@@ -85,11 +85,16 @@ class ReturnRates:
         densities.reverse()
         return densities
 
-    def _rate(self, features: tuple[Feature, ...], age: int) -> float:
-        rate = self._rates[age]
+    def _rates_of(self, features: tuple[Feature, ...]) -> list[float]:
+        factor = 1.0
         for feature in features:
-            rate *= self._factor(feature, age)
-        return rate
+            if feature[0] != "gap":
+                factor *= self._factor(feature, 0)
+        rates = [rate * factor for rate in self._rates]
+        for feature in features:
+            if feature[0] == "gap":
+                rates = [r * self._factor(feature, age) for age, r in enumerate(rates)]
+        return [min(_MOST_RATE, rate) for rate in rates]
 
     def _factor(self, feature: Feature, age: int) -> float:
         sums = self._factors.get(_key(feature, age))

@@ -73,9 +73,12 @@ class S3Fifo:
                 continue
             count = min(num_blocks, len(node.blocks))
             if queue is self._small:
-                self._ghosts.add(node, len(node.blocks) - count, True)
+                self._ghosts.add(node, count, True)
             if count == len(node.blocks):
                 queue.take()
+                # The node above may be in the other queue.
+                self._small.wake(node)
+                self._main.wake(node)
             return node, count
 
     def nodes(self) -> list[Node]:
@@ -83,7 +86,7 @@ class S3Fifo:
         return self._small.nodes() + self._main.nodes()
 
     def _arrive(self, node: Node) -> _Seen:
-        if self._ghosts.find(node, 0):
+        if self._ghosts.find(node):
             self._num_rounds += 1
             return _Seen(self._num_rounds, 0, is_main=True)
         self._num_arrived += len(node.blocks)

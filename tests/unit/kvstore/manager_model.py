@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvstore.errors import OutOfBlocks
+from kvstore.eviction import DEFAULT_POLICY
 from kvstore.fakes import NoMemory
 from kvstore.manager import PageManager
 from kvstore.types import ExtendPlan, KvShape, Namespace, OpenPlan
@@ -35,11 +36,12 @@ class ManagerModel:
     """A page manager beside what must be true of it."""
 
     block_size = 8
+    eviction = DEFAULT_POLICY
 
     def begin(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         memory = num_blocks * self.block_size * SHAPE.token_bytes
-        self.manager = PageManager(memory, self.block_size, NoMemory)
+        self.manager = PageManager(memory, self.block_size, NoMemory, self.eviction)
         self.manager.attach_pool(SHAPE)
         self.open: dict[str, Known] = {}
         self.slots: dict[tuple[int, int], tuple] = {}  # the prefix whose KV is in a slot

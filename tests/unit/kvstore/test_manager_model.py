@@ -17,6 +17,7 @@ from kvstore.errors import (
     SequenceExists,
     SequenceNotFound,
 )
+from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.types import (
     CommitPlan,
     ExtendPlan,
@@ -314,10 +315,11 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
         }
 
 
-def case(size: int):
-    machine = type(f"BlockSize{size}", (PageManagerMachine,), {"block_size": size})
+def case(size: int, eviction: str = DEFAULT_POLICY, num_examples: int = 60):
+    parts = {"block_size": size, "eviction": eviction}
+    machine = type(f"BlockSize{size}{eviction}", (PageManagerMachine,), parts)
     machine.TestCase.settings = settings(
-        max_examples=60,
+        max_examples=num_examples,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -326,3 +328,10 @@ def case(size: int):
 
 
 TestBlockSize8, TestBlockSize16, TestBlockSize32 = case(8), case(16), case(32)
+TestGdsf, TestLhd = case(8, "gdsf", 30), case(8, "lhd", 30)
+TestLru, TestS3Fifo = case(8, "lru", 30), case(8, "s3-fifo", 30)
+
+
+def test_every_policy_has_a_machine():
+    machines = [TestGdsf, TestLhd, TestLru, TestS3Fifo]
+    assert len(machines) == len(POLICIES)
