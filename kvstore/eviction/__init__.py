@@ -14,6 +14,6 @@ POLICIES: dict[str, PolicyFactory] = {
     "lru": Lru,
     "s3-fifo": S3Fifo,
 }
-DEFAULT_POLICY = "lru"
+DEFAULT_POLICY = "lhd"
 
 __all__ = ["DEFAULT_POLICY", "POLICIES", "EvictionPolicy", "PolicyFactory"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvstore.eviction.ghosts import Ghosts
 from kvstore.eviction.leaf_heap import LeafHeap
 from kvstore.eviction.policy import IsHeld
-from kvstore.eviction.return_rates import Feature, ReturnRates
+from kvstore.eviction.return_rates import Feature, Kind, ReturnRates
 from kvstore.eviction.tails import Tails
 from kvstore.prefix_tree import Node
 
@@ -35,7 +35,7 @@ class _Visit:
     not to.
     """
 
-    features: tuple[Feature, ...]
+    kind: Kind
     densities: list[float]
     density: float
     turn: int
@@ -94,9 +94,10 @@ class Lhd:
             turn, features = self._next_turn(last, depth, end)
         is_observed = self._observes()
         tail = nodes[0]
-        densities = self._rates.densities(features)
+        kind = self._rates.kind(features)
+        densities = self._rates.densities(kind)
         visit = _Visit(
-            features=features,
+            kind=kind,
             densities=densities,
             density=densities[0],
             turn=turn,
@@ -197,7 +198,7 @@ class Lhd:
         part = min(visit.left, count / visit.num_blocks)
         visit.left -= part
         if visit.is_observed and part >= _RETURNED_PART:
-            self._rates.learn(visit.features, visit.age, part, part)
+            self._rates.learn(visit.kind, visit.age, part, part)
 
     def _grow_older(self) -> None:
         """Let visits go on to the ages they are in by now, and order their nodes anew."""
@@ -206,7 +207,7 @@ class Lhd:
             while queue and queue[0].time + end <= self._clock:
                 visit = queue.popleft()
                 if visit.is_observed:
-                    self._rates.learn(visit.features, age, visit.left, 0.0)
+                    self._rates.learn(visit.kind, age, visit.left, 0.0)
                 visit.age = age + 1
                 if visit.nodes:
                     self._reorder(visit)
