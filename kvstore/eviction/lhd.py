@@ -42,12 +42,18 @@ class _Visit:
     time: int
     end: int
     num_blocks: int
-    nodes: list[Node]
-    tail: Node
+    nodes: dict[Node, None]  # an ordered set
+    tail: Node | None
     num_tail: int
     is_observed: bool
     age: int = 0
     left: float = 1.0
+
+    def let_go(self, node: Node) -> None:
+        """The node is evicted or another visit's. Ghosts outlive it; its tokens need not."""
+        self.nodes.pop(node, None)
+        if self.tail is node:
+            self.tail = None
 
 
 class Lhd:
@@ -104,20 +110,21 @@ class Lhd:
             time=self._clock,
             end=end,
             num_blocks=size,
-            nodes=list(nodes),
+            nodes=dict.fromkeys(nodes),
             tail=tail,
             num_tail=min(self._tails.size, len(tail.blocks)),
             is_observed=is_observed,
         )
         for node in nodes:
+            if node.record is not None:
+                node.record.let_go(node)
             node.record = visit
         self._ages[0].append(visit)
 
     def push(self, node: Node) -> None:
         """See EvictionPolicy."""
         visit: _Visit = node.record
-        if node not in visit.nodes:
-            visit.nodes.append(node)
+        visit.nodes[node] = None
         self._heap.push(node, self._density(node, visit))
 
     def pop(self, num_blocks: int) -> tuple[Node, int] | None:
@@ -136,6 +143,7 @@ class Lhd:
         self._ghosts.add(node, count, visit)
         if count == size:
             self._heap.take()
+            visit.let_go(node)
         elif is_tail and not visit.num_tail:
             self._heap.push(node, self._density(node, visit))
         return node, count
@@ -222,7 +230,6 @@ class Lhd:
         if abs(density - visit.density) <= _LEAST_CHANGE * visit.density:
             return
         visit.density = density
-        visit.nodes = [n for n in visit.nodes if n.record is visit and n.is_alive]
         for node in visit.nodes:
-            if not self._is_held(node):
+            if node.is_alive and not self._is_held(node):
                 self._heap.push(node, self._density(node, visit))

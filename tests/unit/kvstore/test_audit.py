@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.types import CommitPlan
 
 
@@ -40,7 +41,8 @@ def miscount_the_cached(tables):
 
 
 def empty_the_queue(tables):
-    tables._blocks.queue._heap.clear()
+    blocks = tables._blocks
+    blocks.queue = POLICIES[DEFAULT_POLICY](12, blocks._is_held)
 
 
 def leak_a_reference(tables):
