@@ -24,9 +24,10 @@ from rich.table import Table
 from tqdm import tqdm
 
 from bench import workload
+from kvstore.attachment import ManagerOptions
 from kvstore.errors import OutOfBlocks
 from kvstore.eviction import DEFAULT_POLICY, POLICIES
-from kvstore.fakes import NoMemory
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan
 
@@ -52,7 +53,9 @@ class Replay:
     def __init__(self, shapes: list[workload.Shape], options: argparse.Namespace) -> None:
         self._shapes, self._options = shapes, options
         size = options.num_blocks * options.block_size * SHAPE.token_bytes
-        self.manager = PageManager(size, options.block_size, NoMemory, options.eviction)
+        self.manager = PageManager(
+            ManagerOptions(size, options.block_size, eviction=options.eviction), FakeStorage()
+        )
         self.manager.attach_pool(SHAPE)
         self.seconds: dict[str, float] = {}
         self.counts: dict[str, int] = {}

@@ -22,8 +22,9 @@ from tqdm import tqdm
 
 from bench import kv_prompts, kv_report
 from bench.kv import NAMESPACE, SHAPE
+from kvstore.attachment import ManagerOptions
 from kvstore.eviction import DEFAULT_POLICY, POLICIES
-from kvstore.fakes import NoMemory
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, OpenPlan
 
@@ -42,7 +43,8 @@ def through_manager(
     of the trace. A prompt that is over the pool is passed over.
     """
     size = _SIZE * expand
-    manager = PageManager(num_blocks * size * SHAPE.token_bytes, _SIZE, NoMemory, eviction)
+    options = ManagerOptions(num_blocks * size * SHAPE.token_bytes, _SIZE, eviction=eviction)
+    manager = PageManager(options, FakeStorage())
     manager.attach_pool(SHAPE)
     num_hits = num_total = 0
     seconds = 0.0

@@ -6,7 +6,14 @@ KvStoreError
 │   └── PromptExceedsPool
 ├── SequenceNotFound
 ├── SequenceExists
+├── ForeignSequence     another driver's, or another client's
+├── SequenceSuspended   resume it first
+├── SequenceNotSuspended
+├── PinNotFound
+├── PinExists
+├── PinBudgetExceeded   try again when other pins have ended
 ├── OutOfBlocks         try again when blocks were released
+├── QuotaExceeded       try again when the tenant has released some
 ├── LeaseLapsed         somebody else is the driver
 ├── LayoutMismatch
 ├── PoolNotAttached
@@ -61,6 +68,57 @@ class SequenceExists(KvStoreError):
         )
 
 
+class ForeignSequence(KvStoreError):
+    reason = "FOREIGN_SEQUENCE"
+
+    def __init__(self, sequence_id: str) -> None:
+        super().__init__(
+            f"sequence {sequence_id!r} is another driver's or client's", sequence_id=sequence_id
+        )
+
+
+class SequenceSuspended(KvStoreError):
+    reason = "SEQUENCE_SUSPENDED"
+
+    def __init__(self, sequence_id: str) -> None:
+        super().__init__(f"sequence {sequence_id!r} is suspended", sequence_id=sequence_id)
+
+
+class SequenceNotSuspended(KvStoreError):
+    reason = "SEQUENCE_NOT_SUSPENDED"
+
+    def __init__(self, sequence_id: str) -> None:
+        super().__init__(f"sequence {sequence_id!r} is not suspended", sequence_id=sequence_id)
+
+
+class PinNotFound(KvStoreError):
+    reason = "PIN_NOT_FOUND"
+
+    def __init__(self, pin_id: str) -> None:
+        super().__init__(f"no pin {pin_id!r}", pin_id=pin_id)
+
+
+class PinExists(KvStoreError):
+    reason = "PIN_EXISTS"
+
+    def __init__(self, pin_id: str) -> None:
+        super().__init__(f"pin {pin_id!r} is for another prefix or owner", pin_id=pin_id)
+
+
+class PinBudgetExceeded(KvStoreError):
+    reason = "PIN_BUDGET_EXCEEDED"
+
+    def __init__(self, tenant: str, *, needed: int, pinned: int, budget: int) -> None:
+        super().__init__(
+            f"the pin needs {needed} blocks; tenant {tenant!r} has {pinned} pinned, and at most "
+            f"{budget} may be",
+            tenant=tenant,
+            needed_block_count=needed,
+            pinned_block_count=pinned,
+            budget_block_count=budget,
+        )
+
+
 class OutOfBlocks(KvStoreError):
     reason = "OUT_OF_BLOCKS"
 
@@ -69,6 +127,19 @@ class OutOfBlocks(KvStoreError):
             f"need {needed} blocks, {free} free",
             needed_block_count=needed,
             free_block_count=free,
+        )
+
+
+class QuotaExceeded(KvStoreError):
+    reason = "QUOTA_EXCEEDED"
+
+    def __init__(self, tenant: str, *, needed: int, held: int, quota: int) -> None:
+        super().__init__(
+            f"tenant {tenant!r} holds {held} of {quota} blocks and needs {needed} more",
+            tenant=tenant,
+            needed_block_count=needed,
+            held_block_count=held,
+            quota_block_count=quota,
         )
 
 

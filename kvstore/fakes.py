@@ -1,16 +1,62 @@
-"""Pool memory for tests and benchmarks: none."""
+"""Pool memory for tests and benchmarks: none, but with records that outlive a manager."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 
-class NoMemory:
+from kvstore.types import PoolLayout
+
+
+class FakeJournalFile:
+    """A list of records."""
+
+    def __init__(self) -> None:
+        self.kept: list[bytes] = []
+
+    def append(self, record: bytes) -> None:
+        self.kept.append(record)
+
+    def records(self) -> list[bytes]:
+        return list(self.kept)
+
+    def replace(self, records: Iterable[bytes]) -> int:
+        self.kept = list(records)
+        return sum(map(len, self.kept))
+
+
+class FakeMemory:
     """A pool in name only, in the middle of something else. Knows how often it was released."""
 
     name, offset_bytes = "quire-none", 4096
 
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
+    def __init__(self, layout: PoolLayout, num_host_blocks: int, records_bytes: int) -> None:
+        self.layout = layout
+        self.host_name = "quire-none.host" if num_host_blocks else None
+        self.frame_records = memoryview(bytearray(records_bytes))
+        self.journal = FakeJournalFile()
         self.num_closes = 0
+
+    def touch(self) -> None:
+        """Nobody would know."""
+
+    def leave(self) -> None:
+        """It stays as it is."""
 
     def close(self) -> None:
         self.num_closes += 1
+
+
+class FakeStorage:
+    """Gives the next manager what the last one left, unless that one has closed it."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeMemory] = []
+
+    def create(self, layout: PoolLayout, num_host_blocks: int, records_bytes: int) -> FakeMemory:
+        self.made.append(FakeMemory(layout, num_host_blocks, records_bytes))
+        return self.made[-1]
+
+    def recover(self) -> FakeMemory | None:
+        if self.made and not self.made[-1].num_closes:
+            return self.made[-1]
+        return None

@@ -2,112 +2,125 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-from kvstore.errors import (
-    InvalidRequest,
-    KvStoreError,
-    LayoutMismatch,
-    LeaseLapsed,
-    NoRoomForPool,
-    OutOfBlocks,
-    PoolNotAttached,
-)
-from kvstore.eviction import DEFAULT_POLICY, POLICIES
-from kvstore.page_tables import PageTables
-from kvstore.ports import PoolFactory, PoolMemory
-from kvstore.posix_pool import PosixPool
+from kvstore import attachment, audit, growth, insight, pinning, sharing, swapping, updating
+from kvstore.attachment import Attached, ManagerOptions
+from kvstore.errors import InvalidRequest, LayoutMismatch, LeaseLapsed, PoolNotAttached
+from kvstore.eviction import POLICIES
+from kvstore.kill_points import Reached, ignore
+from kvstore.ports import PoolStorage
+from kvstore.posix_pool import PosixStorage
+from kvstore.state import PoolState
 from kvstore.types import (
     BLOCK_SIZES,
     DTYPE_BYTES,
+    BlockCopy,
     CommitPlan,
     ExtendedSequence,
     ExtendPlan,
+    Finding,
     ForkedSequence,
     ForkPlan,
     KvShape,
     OpenedSequence,
     OpenPlan,
+    PinInfo,
+    PinPlan,
     PoolHandle,
-    PoolLayout,
     PoolStats,
-    Refusal,
+    ResumedSequence,
     SequenceInfo,
+    SuspendedSequence,
+    SuspendPlan,
     TruncatePlan,
     Update,
     UpdateResult,
 )
 
-_DEFAULT_PAGE_SIZE = 100
-_MAX_PAGE_SIZE = 1000
-
-
-@dataclass(slots=True)
-class _Attached:
-    """A pool in use: where it is, and who holds what in it."""
-
-    handle: PoolHandle
-    memory: PoolMemory
-    tables: PageTables
-
 
 class PageManager:
     """Decides which sequence holds which block of one pool.
 
-    States: no pool, attached (after the first `attach_pool`), closed. A call that fails
-    leaves the pool unchanged. Not thread-safe: one event loop owns a manager.
+    States: no pool, attached (after the first `attach_pool`, or with the pool of a manager
+    before it), closed. A call that fails leaves the pool unchanged. Not thread-safe: one
+    event loop owns a manager.
+
+    `epoch` says who calls: the driver of that lease, or, if it is 0, another client.
+    Sequences belong to whoever opened them; others can fork and pin them, and no more.
+    Calls with an epoch raise LeaseLapsed if it is not the present driver's.
     """
 
     def __init__(
         self,
-        kv_memory_bytes: int,
-        block_size: int,
-        pool_factory: PoolFactory = PosixPool.create,
-        eviction: str = DEFAULT_POLICY,
+        options: ManagerOptions,
+        storage: PoolStorage | None = None,
+        *,
+        reached: Reached = ignore,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`kv_memory_bytes` is the size of the pool that the first attachment creates.
+        """Take over what an earlier manager has left in `storage`, if it fits the options.
+
+        `clock`: seconds, the same for all processes of this machine.
 
         Raises:
             InvalidRequest: the block size is not 8, 16 or 32, or there is no such eviction
                 policy.
         """
-        if block_size not in BLOCK_SIZES:
-            raise InvalidRequest("block_size", f"{block_size} is not one of {BLOCK_SIZES}")
-        self._kv_memory_bytes = kv_memory_bytes
-        self._block_size = block_size
-        if eviction not in POLICIES:
-            raise InvalidRequest("eviction", f"{eviction!r} is not one of {list(POLICIES)}")
-        self._pool_factory = pool_factory
-        self._eviction = eviction
-        self._attached: _Attached | None = None
-        self._epoch = 0  # of the present driver; 0: there is none
+        if options.block_size not in BLOCK_SIZES:
+            raise InvalidRequest("block_size", f"{options.block_size} is not one of {BLOCK_SIZES}")
+        if options.eviction not in POLICIES:
+            raise InvalidRequest("eviction", f"{options.eviction!r} is not one of {list(POLICIES)}")
+        self._options = options
+        self._storage = PosixStorage() if storage is None else storage
+        self._reached = reached
+        self._clock = clock
+        self._attached, found, text = attachment.recover(options, self._storage, reached)
+        self.recovered = text  # what became of an earlier pool, in words; empty: none
+        self._epoch = found.epoch if found is not None else 0  # the driver's; 0: none
+        self._last_epoch = self._epoch
 
     # --- the driver ---------------------------------------------------------
 
-    def acquire_driver_lease(self) -> tuple[int, int]:
+    def acquire_driver_lease(self, *, adopt: bool = False) -> tuple[int, int]:
         """Make the caller the driver; its epoch, and how many sequences were closed.
 
         Those are what drivers before it have left open; their updates are refused from now
-        on. Sequences of other clients stay.
+        on. Sequences of other clients stay. With `adopt` the sequences and pins of the
+        driver before are the caller's instead.
         """
         # Never the same again, not even after a restart of this process.
-        self._epoch = max(self._epoch + 1, time.time_ns())
-        return self._epoch, self._close_driven()
+        self._epoch = self._last_epoch = max(self._last_epoch + 1, time.time_ns())
+        return self._epoch, self._end_lease(adopt=adopt)
 
     def release_driver_lease(self, epoch: int) -> None:
         """Close what the driver has open, and leave its seat empty. Others are ignored."""
-        if epoch == self._epoch:
-            self._close_driven()
+        if epoch and epoch == self._epoch:
+            self._epoch = 0
+            self._end_lease(adopt=False)
 
-    def _close_driven(self) -> int:
-        return self._attached.tables.close_driven() if self._attached is not None else 0
-
-    def _check_epoch(self, epoch: int) -> None:
-        if epoch and epoch != self._epoch:
-            raise LeaseLapsed(epoch=epoch, present=self._epoch)
+    def _end_lease(self, *, adopt: bool) -> int:
+        """Close what earlier drivers have left, or make it the present one's; how many."""
+        if self._attached is None:
+            return 0
+        state = self._attached.state
+        state.epoch = self._epoch
+        state.journal.epoch(self._epoch)
+        state.blocks.host.abandon()
+        left = [one for one in state.sequences.values() if one.epoch]
+        if not adopt:
+            state.close(left)
+            pinning.unpin(state, lambda pin: pin.epoch != 0)
+            return len(left)
+        for one in left:
+            one.epoch = self._epoch
+        state.journal.sequences(left)
+        for pin in state.pins.all():
+            if pin.epoch:
+                pin.epoch = self._epoch
+                state.journal.pin(pin)
+        return 0
 
     # --- the pool -----------------------------------------------------------
 
@@ -115,13 +128,16 @@ class PageManager:
         """The pool for KV of this shape, created by the first call.
 
         Raises:
-            InvalidRequest: a dimension below 1 or an unknown dtype.
+            InvalidRequest: a dimension below 1 or an unknown dtype; limits of tenants that
+                are over what the pool has.
             LayoutMismatch: the pool exists with another shape.
             NoRoomForPool: the memory does not hold it.
         """
         _check_shape(shape)
         if self._attached is None:
-            self._attached = self._create_pool(shape)
+            self._attached = attachment.create(self._options, self._storage, shape, self._reached)
+            self._attached.state.epoch = self._epoch
+            self._attached.journal.epoch(self._epoch)
         present = self._attached.handle.layout.shape
         if present != shape:
             raise LayoutMismatch(f"the pool is for {present}, not for {shape}")
@@ -131,11 +147,28 @@ class PageManager:
         """The pool. Raises PoolNotAttached before the first `attach_pool`."""
         return self._pool().handle
 
+    def get_host_pool(self) -> PoolHandle | None:
+        """The host pool beside it, if there is one. Raises PoolNotAttached."""
+        return self._pool().host_handle
+
     def close(self) -> None:
         """Release the pool and forget its sequences. Safe to repeat."""
         if self._attached is not None:
             attached, self._attached = self._attached, None
             attached.memory.close()
+
+    def leave(self) -> None:
+        """Leave the pool to the next manager of the same storage. Safe to repeat."""
+        if self._attached is not None:
+            attached, self._attached = self._attached, None
+            attached.memory.leave()
+
+    def keep(self) -> None:
+        """Say that the pool is in use, and end what has lapsed. Called now and then."""
+        if self._attached is not None:
+            self._attached.memory.touch()
+            pinning.expire(self._attached.state, self._clock())
+            self._attached.state.blocks.tenants.forget_idle()
 
     # --- sequences ----------------------------------------------------------
 
@@ -149,62 +182,71 @@ class PageManager:
             PoolNotAttached, InvalidRequest
             SequenceExists: the id is open with other tokens or in another namespace.
             PromptExceedsPool: a prompt could never fit.
-            OutOfBlocks: they do not fit now.
+            OutOfBlocks, QuotaExceeded: they do not fit now.
         """
-        return self._pool().tables.open(plans, epoch)
+        state = self._state(epoch)
+        return updating.open_or_yield(state, list(plans), epoch, copies=False)
 
-    def extend_sequences(self, plans: Iterable[ExtendPlan]) -> list[ExtendedSequence]:
+    def extend_sequences(
+        self, plans: Iterable[ExtendPlan], epoch: int = 0
+    ) -> list[ExtendedSequence]:
         """Make room up to the given lengths. All or nothing; a lesser length is a no-op.
 
         Returns the sequences that got blocks.
 
         Raises:
-            PoolNotAttached, SequenceNotFound
-            OutOfBlocks: they do not fit now.
+            PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceSuspended
+            OutOfBlocks, QuotaExceeded: they do not fit now.
         """
-        return self._pool().tables.extend(plans)
+        return growth.extend_sequences(self._state(epoch), plans, epoch)
 
-    def fork_sequences(self, plans: Iterable[ForkPlan]) -> list[ForkedSequence]:
+    def fork_sequences(self, plans: Iterable[ForkPlan], epoch: int = 0) -> list[ForkedSequence]:
         """Second sequences that share every block of their source, a partial one too.
 
         All or nothing. Whoever first needs a slot in a shared partial block gets a copy of
         it from `extend_sequences`; the last one writes to the block itself. A plan may name
-        a sequence of an earlier plan as its source.
+        a sequence of an earlier plan as its source, and anybody's.
 
         Raises:
-            PoolNotAttached, InvalidRequest
+            PoolNotAttached, InvalidRequest, SequenceSuspended
             SequenceNotFound: no such source.
             SequenceExists: the id is open. A fork is not repeated.
         """
-        return self._pool().tables.fork(plans)
+        return sharing.fork_sequences(self._state(epoch), plans, epoch)
 
-    def truncate_sequences(self, plans: Iterable[TruncatePlan]) -> None:
+    def truncate_sequences(self, plans: Iterable[TruncatePlan], epoch: int = 0) -> None:
         """Cut sequences to fewer tokens and release what is behind. All or nothing.
 
         A block that is cut within and that others read is copied before the next write.
 
         Raises:
-            PoolNotAttached, SequenceNotFound
+            PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceSuspended
             InvalidRequest: a length below 1 or above the present one.
         """
-        self._pool().tables.truncate(plans)
+        sharing.truncate_sequences(self._state(epoch), plans, epoch)
 
-    def commit_blocks(self, plans: Iterable[CommitPlan]) -> None:
+    def commit_blocks(self, plans: Iterable[CommitPlan], epoch: int = 0) -> None:
         """The KV of leading tokens is written: their full blocks become findable.
 
         All or nothing. A count below the present one leaves the count as it is.
 
         Raises:
-            PoolNotAttached, SequenceNotFound
+            PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceSuspended
             InvalidCommit: tokens that differ from known ones, a gap, a count beyond the
                 known tokens or the slots, or a sequence that is listed twice.
         """
-        self._pool().tables.commit(plans)
+        growth.commit_blocks(self._state(epoch), plans, epoch)
 
-    def close_sequences(self, sequence_ids: Iterable[str]) -> None:
-        """Release the references of sequences. Ids that are not open are ignored."""
+    def close_sequences(self, sequence_ids: Iterable[str], epoch: int = 0) -> None:
+        """Release the references of sequences. Ids that are not open are ignored.
+
+        Raises:
+            ForeignSequence: one of them is somebody else's. All stay open.
+        """
         if self._attached is not None:
-            self._attached.tables.close(sequence_ids)
+            state = self._state(epoch)
+            ids = dict.fromkeys(i for i in sequence_ids if i in state.sequences)
+            state.close([state.find(sequence_id, epoch) for sequence_id in ids])
 
     def update(self, update: Update, epoch: int = 0) -> UpdateResult:
         """Apply commits, closes, extends and opens, each entry on its own.
@@ -213,103 +255,156 @@ class PageManager:
         open belongs to the driver of this epoch (0: to no driver).
 
         Raises:
-            LeaseLapsed: the epoch is not the present driver's.
+            LeaseLapsed
             PoolNotAttached: there is nothing to change, unless the update only closes.
         """
         self._check_epoch(epoch)
-        if self._attached is None and (update.commits or update.extends or update.opens):
-            raise PoolNotAttached
-        result = UpdateResult(extended=[], opened=[], refused=[])
-        for commit in update.commits:
-            try:
-                self.commit_blocks((commit,))
-            except KvStoreError as error:
-                result.refused.append(_refusal(commit.sequence_id, error))
-        self.close_sequences(update.closes)
-        self._extend_each(update.extends, result)
-        self._open_until_full(update.opens, epoch, result)
-        return result
+        if self._attached is None:
+            if update.commits or update.extends or update.opens:
+                raise PoolNotAttached
+            return UpdateResult(extended=[], opened=[], refused=[])
+        return updating.update(self._state(epoch), update, epoch)
 
-    def _extend_each(self, plans: Sequence[ExtendPlan], result: UpdateResult) -> None:
-        try:  # nearly always there is room for all of them
-            result.extended.extend(self.extend_sequences(plans))
-        except KvStoreError:
-            for plan in plans:
-                try:
-                    result.extended.extend(self.extend_sequences((plan,)))
-                except KvStoreError as error:
-                    result.refused.append(_refusal(plan.sequence_id, error))
+    def suspend_sequences(
+        self, plans: Iterable[SuspendPlan], epoch: int = 0, *, runs_copies: bool = False
+    ) -> tuple[list[SuspendedSequence], list[BlockCopy], int]:
+        """Take sequences, and all of their groups, off the page pool. All or nothing.
 
-    def _open_until_full(self, plans: Iterable[OpenPlan], epoch: int, result: UpdateResult) -> None:
-        full: OutOfBlocks | None = None
-        for plan in plans:
-            if full is not None:
-                result.refused.append(_refusal(plan.sequence_id, full))
-                continue
-            try:
-                result.opened.extend(self.open_sequences((plan,), epoch))
-            except OutOfBlocks as error:
-                full = error
-                result.refused.append(_refusal(plan.sequence_id, error))
-            except KvStoreError as error:
-                result.refused.append(_refusal(plan.sequence_id, error))
+        Returns what was decided for each, the copies to run before anything else is
+        written, and the number to complete them by. Those who run no copies, or have no
+        room in the host pool, recompute.
+
+        Raises:
+            PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceSuspended
+        """
+        state = self._state(epoch)
+        suspended = swapping.suspend_sequences(state, plans, epoch, copies=runs_copies)
+        return (suspended, *updating.take_copies(state, ()))
+
+    def resume_sequences(
+        self, sequence_ids: Iterable[str], epoch: int = 0, *, runs_copies: bool = False
+    ) -> tuple[list[ResumedSequence], list[BlockCopy], int]:
+        """Bring suspended sequences back, and all of their groups. All or nothing.
+
+        Returns also copies that must come before those of the sequences, and the number to
+        complete all of them by.
+
+        Raises:
+            PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceNotSuspended
+            PromptExceedsPool: a sequence can never come back.
+            OutOfBlocks, QuotaExceeded: they do not fit now.
+        """
+        state = self._state(epoch)
+        state.blocks.host.is_open = runs_copies
+        try:
+            resumed = swapping.resume_sequences(state, sequence_ids, epoch, copies=runs_copies)
+        finally:
+            state.blocks.host.is_open = False
+        return (resumed, *updating.take_copies(state, (one.copies for one in resumed)))
+
+    def complete_transfer(self, transfer: int, seconds: float, epoch: int = 0) -> None:
+        """All copies of answers up to this transfer were run, in so much time (0: unknown).
+
+        Raises:
+            PoolNotAttached, LeaseLapsed
+        """
+        state = self._state(epoch)
+        num_copies, tails = state.blocks.host.complete(transfer)
+        state.costs.observe_host_copies(num_copies, seconds)
+        if tails:
+            state.journal.sequences(tails)
+
+    def observe_prefill(self, num_tokens: int, seconds: float) -> None:
+        """So many prompt tokens were computed in this time: what recomputing costs."""
+        if self._attached is not None:
+            self._attached.state.costs.observe_prefill(num_tokens, seconds)
+
+    # --- pins ---------------------------------------------------------------
+
+    def pin_prefix(self, plan: PinPlan, epoch: int = 0) -> PinInfo:
+        """Keep a prefix's whole blocks, those that are there and those that will be.
+
+        A repeat renews the lease. A pin with a driver's epoch ends with that lease.
+
+        Raises:
+            PoolNotAttached, InvalidRequest, SequenceNotFound
+            PinExists: the id is that of another pin.
+            PinBudgetExceeded: no weaker pins could give way to it.
+            OutOfBlocks, QuotaExceeded: what is cached cannot be held beside others' floors.
+        """
+        return pinning.pin_prefix(self._state(epoch), plan, epoch, self._clock())
+
+    def renew_pin(self, pin_id: str, ttl_seconds: float) -> PinInfo:
+        """Begin a pin's time again. Raises PoolNotAttached, InvalidRequest, PinNotFound."""
+        return pinning.renew_pin(self._state(0), pin_id, ttl_seconds, self._clock())
+
+    def unpin(self, *, pin_id: str = "", owner: str = "") -> int:
+        """End a pin, or all of an owner's; how many. None is no error."""
+        if self._attached is None or not (pin_id or owner):
+            return 0
+        return pinning.unpin(
+            self._state(0),
+            lambda pin: pin.pin_id == pin_id if pin_id else pin.owner == owner,
+        )
+
+    def list_pins(self) -> list[PinInfo]:
+        """All pins, oldest first."""
+        if self._attached is None:
+            return []
+        state, now = self._state(0), self._clock()
+        return [pinning.info(state, pin, now) for pin in state.pins.all()]
 
     # --- insight ------------------------------------------------------------
 
     def is_open(self, sequence_id: str) -> bool:
-        return self._attached is not None and self._attached.tables.is_open(sequence_id)
+        return self._attached is not None and sequence_id in self._attached.state.sequences
 
     def list_sequences(
-        self, page_size: int = 0, page_token: str = ""
+        self, page_size: int = 0, page_token: str = "", *, with_tokens: bool = False
     ) -> tuple[list[SequenceInfo], str]:
         """A page of the open sequences, oldest first, and the token of the next page.
 
         Raises:
             InvalidRequest: a size outside 0 to 1000, or a token that is not ours.
         """
-        if not 0 <= page_size <= _MAX_PAGE_SIZE:
-            raise InvalidRequest("page_size", f"{page_size} is not from 0 to {_MAX_PAGE_SIZE}")
-        if page_token and not (page_token.isascii() and page_token.isdigit()):
-            raise InvalidRequest("page_token", f"{page_token!r} is not from an earlier answer")
-        if self._attached is None:
-            return [], ""
-        size = page_size or _DEFAULT_PAGE_SIZE
-        infos, following = self._attached.tables.page(size, int(page_token or "0"))
-        return infos, "" if following is None else str(following)
+        state = self._attached.state if self._attached is not None else None
+        return insight.list_sequences(state, page_size, page_token, with_tokens=with_tokens)
 
     def stats(self) -> PoolStats:
         """The counters at this instant; all 0 without a pool."""
-        if self._attached is None:
-            return PoolStats(0, 0, 0, 0, 0, 0, 0.0, 0, 0, 0)
-        return self._attached.tables.stats()
+        return insight.stats(self._attached.state if self._attached is not None else None)
 
-    def audit(self) -> list[str]:
-        """Check every invariant from scratch; what is wrong, in words. Slow."""
-        return [] if self._attached is None else self._attached.tables.audit()
+    def audit(self, *, repair: bool = False) -> list[Finding]:
+        """Check every invariant from scratch. Slow.
+
+        `repair`: what is wrong is made right from the sequences' tables and tokens; cached
+        blocks that contradict them are forgotten.
+        """
+        if self._attached is None:
+            return []
+        findings = audit.findings(self._attached.state)
+        if findings and repair:
+            attachment.repair(self._options, self._attached, self._reached)
+        return findings
 
     # --- parts --------------------------------------------------------------
 
-    def _pool(self) -> _Attached:
+    def _pool(self) -> Attached:
         if self._attached is None:
             raise PoolNotAttached
         return self._attached
 
-    def _create_pool(self, shape: KvShape) -> _Attached:
-        block_bytes = PoolLayout(shape, self._block_size, 1).block_bytes
-        num_blocks = self._kv_memory_bytes // block_bytes
-        if num_blocks < 1:
-            raise NoRoomForPool(
-                f"--kv-memory is {self._kv_memory_bytes} bytes and one block of "
-                f"{self._block_size} tokens needs {block_bytes}",
-                needed_bytes=block_bytes,
-                available_bytes=self._kv_memory_bytes,
-            )
-        layout = PoolLayout(shape, self._block_size, num_blocks)
-        memory = self._pool_factory(layout.pool_bytes)
-        handle = PoolHandle(
-            memory.name, memory.offset_bytes, layout.pool_bytes, layout, secrets.randbits(64)
-        )
-        return _Attached(handle, memory, PageTables(num_blocks, self._block_size, self._eviction))
+    def _state(self, epoch: int) -> PoolState:
+        """What a call works on. Raises PoolNotAttached, LeaseLapsed."""
+        self._check_epoch(epoch)
+        attached = self._pool()
+        attached.journal.tidy()
+        pinning.expire(attached.state, self._clock())
+        return attached.state
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch and epoch != self._epoch:
+            raise LeaseLapsed(epoch=epoch, present=self._epoch)
 
 
 def _check_shape(shape: KvShape) -> None:
@@ -318,7 +413,3 @@ def _check_shape(shape: KvShape) -> None:
             raise InvalidRequest(f"shape.{name}", "must be at least 1")
     if shape.dtype not in DTYPE_BYTES:
         raise InvalidRequest("shape.dtype", f"{shape.dtype!r} is not one of {list(DTYPE_BYTES)}")
-
-
-def _refusal(sequence_id: str, error: KvStoreError) -> Refusal:
-    return Refusal(sequence_id, error.reason, str(error))

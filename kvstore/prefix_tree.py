@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from kvstore.types import BlockId, Namespace
 
 TOKEN_BYTES = array("i").itemsize
+_MOST_COMPARED = 64  # blocks that may follow a prefix, when one is searched that is alike
 
 
 class Node:
@@ -21,7 +23,8 @@ class Node:
     States: alive, dead (evicted; whoever remembers it looks again). `start` is the number
     of blocks before it. `data` are its tokens, `blocks` where their KV is. `stamp` and
     `record` are what the eviction policy knows of it. Whoever holds a block of it holds them
-    all, since it is split where a match ends.
+    all, since it is split where a match ends. All its blocks are in one memory; while it
+    `is_arriving`, their contents are not there yet, and no match finds it.
     """
 
     __slots__ = (
@@ -30,6 +33,7 @@ class Node:
         "data",
         "grower",
         "is_alive",
+        "is_arriving",
         "parent",
         "record",
         "stamp",
@@ -46,6 +50,7 @@ class Node:
         self.stamp = 0
         self.record: Any = None
         self.is_alive = True
+        self.is_arriving = False
 
     @property
     def end(self) -> int:
@@ -53,13 +58,13 @@ class Node:
 
 
 class Root(Node):
-    """Where the prefixes of a namespace begin."""
+    """Where the prefixes of a namespace begin. Its number is no other living root's."""
 
-    __slots__ = ("namespace",)
+    __slots__ = ("namespace", "number")
 
-    def __init__(self, namespace: Namespace) -> None:
+    def __init__(self, namespace: Namespace, number: int) -> None:
         super().__init__(None, 0, array("i"), bytearray())
-        self.namespace = namespace
+        self.namespace, self.number = namespace, number
 
 
 @dataclass(slots=True, eq=False)
@@ -91,15 +96,53 @@ class PrefixTree:
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._size = block_size * TOKEN_BYTES  # of a block's tokens
+        self.block_bytes = block_size * TOKEN_BYTES  # of its tokens
         # The node of each block; None if it is in none.
         self.owners: NDArray[Any] = np.full(num_blocks, None, object)
         self._roots: dict[Namespace, Root] = {}
+        self._numbered: dict[int, Root] = {}
+        self._free_numbers: list[int] = []
         self.split_nodes: list[Node] = []  # the new upper ones, for whoever orders the nodes
+        self.new_roots: list[Root] = []  # for whoever writes them down
 
     @property
     def num_namespaces(self) -> int:
         return len(self._roots)
+
+    def root(self, namespace: Namespace) -> Root:
+        """The root of a namespace, which may be a new one."""
+        root = self._roots.get(namespace)
+        if root is None:
+            free = self._free_numbers
+            root = self.restore_root(namespace, free.pop() if free else len(self._numbered))
+            self.new_roots.append(root)
+        return root
+
+    def restore_root(self, namespace: Namespace, number: int) -> Root:
+        """The root of a namespace under the number that it had before."""
+        root = self._roots[namespace] = self._numbered[number] = Root(namespace, number)
+        return root
+
+    def restored(self) -> None:
+        """All roots are restored: the numbers between theirs are free."""
+        used = self._numbered
+        self._free_numbers = [n for n in range(max(used, default=0)) if n not in used]
+
+    def restore(self, parent: Node, blocks: array[int], data: bytes) -> Node | None:
+        """Put a run below a node as it was. None if there is one that begins alike."""
+        first = data[: self.block_bytes]
+        if first in parent.children:
+            return None
+        node = parent.children[first] = Node(parent, parent.end, blocks, bytearray(data))
+        self._own(node, blocks)
+        return node
+
+    def namespace_of(self, number: int) -> Namespace:
+        """Of a root that has children."""
+        return self._numbered[number].namespace
+
+    def roots(self) -> list[Root]:
+        return list(self._roots.values())
 
     def find(self, namespace: Namespace, data: bytes) -> list[BlockId]:
         """The blocks of the longest prefix of whole blocks of `data`. Changes nothing."""
@@ -112,6 +155,8 @@ class PrefixTree:
         """The longest prefix of whole blocks of `data`, ready to be held."""
         chain = Chain(namespace)
         for node, count in self._walk(self._roots.get(namespace), data):
+            if node.is_arriving:
+                break
             whole = node if count == len(node.blocks) else self._split(node, count)
             # Its next blocks would not be held by those who hold it now.
             whole.grower = None
@@ -127,7 +172,7 @@ class PrefixTree:
         if not blocks:
             return blocks
         node = self._settle(chain)
-        at, size = 0, self._size
+        at, size = 0, self.block_bytes
         for child, count in self._walk(node, data):
             node = child if count == len(child.blocks) else self._split(child, count)
             at += count
@@ -147,6 +192,48 @@ class PrefixTree:
         chain.num_blocks = node.end
         return new
 
+    def along(self, chain: Chain, data: bytes) -> list[tuple[Node, int]]:
+        """What there is of `data` after a chain: nodes, and how many blocks of each."""
+        return list(self._walk(self._settle(chain), data)) if data else []
+
+    def upper_part(self, node: Node, count: int) -> Node:
+        """The node of the first `count` blocks of a node, which is cut in two if need be."""
+        return node if count == len(node.blocks) else self._split(node, count)
+
+    def relocate(self, node: Node, blocks: array[int]) -> array[int]:
+        """The contents of a node are in other blocks from now on; those they were in."""
+        old, node.blocks = node.blocks, blocks[:]
+        node.is_arriving = False
+        node.grower = None
+        self._own(None, old)
+        self._own(node, node.blocks)
+        return old
+
+    def most_alike(self, chain: Chain, tokens: array[int]) -> tuple[BlockId, int]:
+        """A block after the chain that begins like `tokens`, and how many of them it has.
+
+        Not the best one if there are very many. (0, 0): there is none.
+        """
+        node = chain.node or self._roots.get(chain.namespace)
+        nodes = [] if node is None else list(islice(node.children.values(), _MOST_COMPARED))
+        nodes = [node for node in nodes if not node.is_arriving]
+        if not nodes or not tokens:
+            return 0, 0
+        size = self.block_bytes
+        firsts = np.frombuffer(b"".join(bytes(node.data[:size]) for node in nodes), np.int32)
+        length = min(len(tokens), size // TOKEN_BYTES)
+        alike = firsts.reshape(len(nodes), -1)[:, :length] == np.array(tokens[:length])
+        counts = np.cumprod(alike, axis=1).sum(axis=1)
+        best = int(counts.argmax())
+        return nodes[best].blocks[0], int(counts[best])
+
+    def number_of(self, node: Node) -> int:
+        """The number of the root above a node."""
+        while node.parent is not None:
+            node = node.parent
+        assert isinstance(node, Root)
+        return node.number
+
     def path(self, chain: Chain) -> Iterator[Node]:
         """The nodes of a living chain, the last one first."""
         node = self._settle(chain) if chain.num_blocks else None
@@ -157,6 +244,9 @@ class PrefixTree:
     def retreat(self, chain: Chain, num_blocks: int) -> list[Node]:
         """Shorten a chain; the nodes it does not cover any more, the last one first."""
         left = [node for node in self.path(chain) if node.end > num_blocks]
+        for node in left:
+            # The chain may come back to it without holding its blocks.
+            node.grower = None
         chain.num_blocks = num_blocks
         self._settle(chain)  # cuts the last of those in two, of which the lower one is left
         if not num_blocks:
@@ -182,7 +272,7 @@ class PrefixTree:
             self._remove(node)
             return cut
         del node.blocks[-count:]
-        del node.data[-count * self._size :]
+        del node.data[-count * self.block_bytes :]
         return cut
 
     def prune(self, node: Node) -> array[int]:
@@ -209,7 +299,7 @@ class PrefixTree:
 
     def _walk(self, node: Node | None, data: bytes) -> Iterator[tuple[Node, int]]:
         """The nodes along `data` from below `node` on, and how many blocks of each match."""
-        at, size = 0, self._size
+        at, size = 0, self.block_bytes
         while node is not None and at < len(data):
             child = node.children.get(data[at : at + size])
             if child is None:
@@ -225,7 +315,7 @@ class PrefixTree:
     def _common(self, ours: bytearray, theirs: bytes) -> int:
         """Whole blocks that two runs of tokens begin with alike."""
         if ours == theirs:
-            return len(theirs) // self._size
+            return len(theirs) // self.block_bytes
         length = min(len(ours), len(theirs))
         a, b = (
             np.frombuffer(ours, np.uint64, length // 8),
@@ -234,17 +324,14 @@ class PrefixTree:
         differs = a != b
         first = int(differs.argmax())
         if not differs[first]:
-            return length // self._size
-        return first * 8 // self._size
+            return length // self.block_bytes
+        return first * 8 // self.block_bytes
 
     def _settle(self, chain: Chain) -> Node:
         """The node that ends where the chain does; it may have to be cut out for that."""
         node = chain.node
         if node is None:
-            root = self._roots.get(chain.namespace)
-            if root is None:
-                root = self._roots[chain.namespace] = Root(chain.namespace)
-            return root
+            return self.root(chain.namespace)
         while node.start >= chain.num_blocks and node.parent is not None:
             node = node.parent
         if node.end > chain.num_blocks:
@@ -257,10 +344,11 @@ class PrefixTree:
 
         Chains that end in the node stay true: it keeps the lower part.
         """
-        parent, size = node.parent, self._size
+        parent, size = node.parent, self.block_bytes
         assert parent is not None
         upper = Node(parent, node.start, node.blocks[:count], node.data[: count * size])
         upper.stamp, upper.record = node.stamp, node.record
+        upper.is_arriving = node.is_arriving
         parent.children[bytes(node.data[:size])] = upper
         del node.blocks[:count]
         del node.data[: count * size]
@@ -278,6 +366,8 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None
         node.is_alive = False
-        del parent.children[bytes(node.data[: self._size])]
+        del parent.children[bytes(node.data[: self.block_bytes])]
         if isinstance(parent, Root) and not parent.children:
             del self._roots[parent.namespace]
+            del self._numbered[parent.number]
+            self._free_numbers.append(parent.number)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as TokenIds
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvstore.errors import InvalidCommit, InvalidRequest
 from kvstore.prefix_tree import Chain
 from kvstore.types import CommitPlan, OpenPlan
 
 MAX_ID_BYTES = 128
+MAX_STATE_BYTES = 64 * 1024
 
 
 def to_array(token_ids: TokenIds[int]) -> array[int]:
@@ -24,16 +25,25 @@ def to_array(token_ids: TokenIds[int]) -> array[int]:
     return packed
 
 
+def _no_blocks() -> array[int]:
+    return array("i")
+
+
 @dataclass(slots=True)
 class Sequence:
     """What the page manager knows of an open sequence.
 
-    num_computed <= length, num_computed <= len(tokens), and
-    len(block_ids) == ceil(length / block_size). Tokens may run ahead of the length by
-    those that have been drawn but have no slot yet. `may_share_tail`: the last block may
-    be one that others read, which must be copied before the next slot in it is given out.
-    `num_forked_blocks`: leading ones that were shared by forking, which any of those who
-    share them may compute.
+    States: resident, suspended. Of a resident one, num_computed <= length, num_computed <=
+    len(tokens), and len(block_ids) == ceil(length / block_size). Tokens may run ahead of
+    the length by those that have been drawn but have no slot yet. A suspended one has no
+    blocks of the page pool; `num_computed` is what it had computed.
+
+    `may_share_tail`: the last block may be one that others read, which must be copied
+    before the next slot in it is given out. `num_forked_blocks`: leading ones that were
+    shared by forking, which any of those who share them may compute. `sources`: blocks
+    that are to be copied to its own, held until its next commit says that they were.
+    `host_ids`: blocks of the host pool that a suspended one waits with, the partial last
+    one too if `has_host_tail`.
     """
 
     sequence_id: str
@@ -46,35 +56,58 @@ class Sequence:
     num_computed: int
     chain: Chain
     epoch: int = 0  # of the driver that opened it; 0: another client
+    driver_state: bytes = b""  # the driver's own business
+    group: str = ""  # sequences of a group are suspended and resumed together
     may_share_tail: bool = False
     num_forked_blocks: int = 0
+    sources: array[int] = field(default_factory=_no_blocks)
+    is_suspended: bool = False
+    host_ids: array[int] = field(default_factory=_no_blocks)
+    has_host_tail: bool = False
 
     def is_opened_by(self, plan: OpenPlan, prompt: array[int]) -> bool:
         """The plan is a repeat of the one that opened this sequence."""
         return (
-            self.chain.namespace == plan.namespace
+            not self.is_suspended
+            and self.chain.namespace == plan.namespace
             and self.num_prompt_tokens == len(prompt)
             and self.tokens[: self.num_prompt_tokens] == prompt
         )
 
 
-def check_id(sequence_id: str) -> None:
-    """Raises InvalidRequest for what is no id of a sequence."""
+def check_id(sequence_id: str, name: str = "sequence_id") -> None:
+    """Raises InvalidRequest for what is no id of a sequence, or of something like it."""
     size = len(sequence_id.encode("utf-8", "surrogatepass"))
     if not 1 <= size <= MAX_ID_BYTES:
-        raise InvalidRequest("sequence_id", f"must have 1 to {MAX_ID_BYTES} bytes, has {size}")
+        raise InvalidRequest(name, f"must have 1 to {MAX_ID_BYTES} bytes, has {size}")
 
 
-def check_plan(plan: OpenPlan) -> array[int]:
-    """The prompt of a well-formed plan. Raises InvalidRequest, naming the field."""
-    check_id(plan.sequence_id)
+def check_tokens(token_ids: TokenIds[int]) -> array[int]:
+    """A prompt. Raises InvalidRequest, naming the field."""
     try:
-        prompt = to_array(plan.token_ids)
+        prompt = to_array(token_ids)
     except ValueError as error:
         raise InvalidRequest("token_ids", str(error)) from None
     if not prompt:
         raise InvalidRequest("token_ids", "the prompt is empty")
     return prompt
+
+
+def check_state(driver_state: bytes) -> None:
+    """Raises InvalidRequest for a state that is too large to be kept."""
+    if len(driver_state) > MAX_STATE_BYTES:
+        raise InvalidRequest(
+            "driver_state", f"has {len(driver_state)} bytes, at most {MAX_STATE_BYTES} are kept"
+        )
+
+
+def check_plan(plan: OpenPlan) -> array[int]:
+    """The prompt of a well-formed plan. Raises InvalidRequest, naming the field."""
+    check_id(plan.sequence_id)
+    check_state(plan.driver_state)
+    if plan.group:
+        check_id(plan.group, "group_id")
+    return check_tokens(plan.token_ids)
 
 
 def check_commit(sequence: Sequence, plan: CommitPlan) -> array[int]:
@@ -97,4 +130,6 @@ def check_commit(sequence: Sequence, plan: CommitPlan) -> array[int]:
             "computed_token_count",
             f"{plan.num_computed_tokens} is not within the {limit} known tokens that have a slot",
         )
+    if plan.driver_state is not None:
+        check_state(plan.driver_state)
     return new

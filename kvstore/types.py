@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import NamedTuple
 
 BlockId = int
@@ -64,18 +65,72 @@ class PoolHandle:
     generation: int
 
 
+class BlockCopy(NamedTuple):
+    """Copy a block's contents to another one.
+
+    Ids below the page pool's number of blocks are its own, those above the host pool's:
+    the first of its blocks has the first such id.
+    """
+
+    source: BlockId
+    target: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """Blocks of the page pool that a tenant is sure of, and that it may have at most."""
+
+    floor: int = 0
+    quota: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUsage:
+    """What a tenant has at one instant, in blocks, and what it has asked for, in tokens."""
+
+    tenant: str
+    floor: int
+    quota: int | None
+    num_held: int
+    num_cached: int
+    num_pinned: int
+    num_prompt_tokens: int
+    num_hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How a pool is managed. Pins are counted in blocks of their whole prefixes."""
+
+    limits: Mapping[str, TenantLimits]
+    most_pinned: int
+    most_pinned_by_tenant: int
+
+
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
+    """`driver_state` is kept with the sequence and given back, never read.
+
+    Sequences of one `group` are suspended and resumed together. One that `is_resumption`
+    was open before, so that what it finds in the cache is no news.
+    """
+
     sequence_id: str
     token_ids: Sequence[int]
     namespace: Namespace
+    driver_state: bytes = b""
+    group: str = ""
+    is_resumption: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedSequence:
+    """The KV of the first `num_cached_tokens` is there once `copies` were run."""
+
     sequence_id: str
     block_ids: list[BlockId]
     num_cached_tokens: int
+    copies: list[BlockCopy] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +191,96 @@ class CommitPlan:
     num_computed_tokens: int
     token_start: int = 0
     token_ids: Sequence[int] = ()
+    driver_state: bytes | None = None  # None: as it was
+
+
+class SuspendMode(Enum):
+    """How a sequence leaves the page pool."""
+
+    AUTO = "auto"  # whichever costs less
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendPlan:
+    sequence_id: str
+    mode: SuspendMode = SuspendMode.AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedSequence:
+    """What was decided, why, and what both ways were expected to take."""
+
+    sequence_id: str
+    mode: SuspendMode
+    reason: str
+    swap_seconds: float
+    recompute_seconds: float
+    num_copied_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumedSequence:
+    """All known tokens have a slot; the KV of the first ones is there after `copies`."""
+
+    sequence_id: str
+    block_ids: list[BlockId]
+    length: int
+    num_computed_tokens: int
+    copies: list[BlockCopy]
+
+
+@dataclass(slots=True)
+class SwapStats:
+    """How often each way was chosen, and the seconds that it was expected to take and took."""
+
+    num_swaps: int = 0
+    num_recomputes: int = 0
+    swap_predicted_seconds: float = 0.0
+    swap_actual_seconds: float = 0.0
+    recompute_predicted_seconds: float = 0.0
+    recompute_actual_seconds: float = 0.0
+
+    def copy(self) -> SwapStats:
+        return replace(self)
+
+    def decided(self, mode: SuspendMode, seconds: float) -> None:
+        if mode is SuspendMode.SWAP:
+            self.num_swaps += 1
+            self.swap_predicted_seconds += seconds
+        else:
+            self.num_recomputes += 1
+            self.recompute_predicted_seconds += seconds
+
+
+@dataclass(frozen=True, slots=True)
+class PinPlan:
+    """Keep the whole blocks of a prefix: of tokens in a namespace, or of a sequence.
+
+    The higher the priority, the later it gives way to other pins.
+    """
+
+    pin_id: str
+    owner: str
+    ttl_seconds: float
+    namespace: Namespace | None = None
+    token_ids: Sequence[int] = ()
+    sequence_id: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PinInfo:
+    """`num_tokens` are promised, `num_cached_tokens` of them computed and held by now."""
+
+    pin_id: str
+    owner: str
+    tenant: str
+    priority: int
+    ttl_seconds: float
+    num_tokens: int
+    num_cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,13 +298,22 @@ class Update:
     closes: Sequence[str] = ()
     extends: Sequence[ExtendPlan] = ()
     opens: Sequence[OpenPlan] = ()
+    runs_copies: bool = False  # the driver runs the copies that answers ask for
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
+    """`copies` come before those of single sequences and before any write.
+
+    When all copies of this answer were run, the driver says so by the number `transfer`;
+    it is 0 if the host pool is not among them.
+    """
+
     extended: list[ExtendedSequence]
     opened: list[OpenedSequence]
     refused: list[Refusal]
+    copies: list[BlockCopy] = field(default_factory=list)
+    transfer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +322,48 @@ class SequenceInfo:
     length: int
     num_computed_tokens: int
     block_ids: list[BlockId]
+    tokens: Sequence[int] = ()  # only if asked for
+    driver_state: bytes = b""
+    is_suspended: bool = False
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """Counters at one instant. num_free + num_cached + num_held == num_blocks."""
+    """Counters at one instant. num_free + num_cached + num_held == num_blocks.
 
-    num_blocks: int
-    num_free: int
-    num_cached: int
-    num_held: int
-    num_sequences: int
-    num_waste_slots: int
-    waste_ratio: float
-    num_prompt_tokens: int
-    num_hit_tokens: int
-    num_evictions: int
+    `num_pinned` are those held by pins, and maybe by others too. `evictions`: blocks
+    whose KV was given up, by cause.
+    """
+
+    num_blocks: int = 0
+    num_free: int = 0
+    num_cached: int = 0
+    num_held: int = 0
+    num_pinned: int = 0
+    num_sequences: int = 0
+    num_suspended: int = 0
+    num_pins: int = 0
+    num_waste_slots: int = 0
+    waste_ratio: float = 0.0
+    num_prompt_tokens: int = 0
+    num_hit_tokens: int = 0
+    num_evictions: int = 0
+    evictions: Mapping[str, int] = field(default_factory=dict)
+    num_host_blocks: int = 0
+    num_host_free: int = 0
+    num_host_cached: int = 0
+    num_host_evictions: int = 0
+    num_demotions: int = 0
+    prefill_tokens_per_s: float = 0.0
+    host_bytes_per_s: float = 0.0
+    swap: SwapStats = field(default_factory=SwapStats)
+    tenants: Sequence[TenantUsage] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that an audit found wrong, about what, and in words."""
+
+    kind: str
+    text: str

@@ -10,6 +10,7 @@ from compute.runner import StepRunner
 from gateway.engine import Engine, EngineSettings
 from gateway.tokenizer import Tokenizer
 from kvstore import types as kv
+from kvstore.attachment import ManagerOptions
 from kvstore.errors import KvStoreError
 from kvstore.manager import PageManager
 from services.common import config, model_files
@@ -58,7 +59,7 @@ class LocalQuire:
     ) -> None:
         """Load the model and make the pool. Raises what worker.load and PageManager raise."""
         found = model_files.find(settings.model, settings.cache_dir, progress)
-        self.manager = PageManager(kv_memory_bytes, block_size)
+        self.manager = PageManager(ManagerOptions(kv_memory_bytes, block_size))
         executor = new_executor()
         provider = LocalPoolProvider(self.manager)
         self.runner: StepRunner = executor.submit(

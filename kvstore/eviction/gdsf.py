@@ -52,6 +52,10 @@ class Gdsf:
             self._heap.take()
         return node, count
 
+    def forget(self, node: Node) -> None:
+        """See EvictionPolicy."""
+        self._heap.forget(node)
+
     def nodes(self) -> list[Node]:
         """See EvictionPolicy."""
         return self._heap.nodes()

@@ -16,15 +16,18 @@ _Entry = tuple[float, int, Node]
 class LeafHeap:
     """Nodes without references; the leaf with the lowest priority is the next one.
 
-    A node whose turn comes while nodes below it could be evicted waits for them. Its
-    `stamp` is the number of its latest entry: older entries, and those of nodes that are held or
-    dead by now, are passed over.
-    Invariant: every pushed node that is alive, not held and not taken has one valid entry, or
-    waits.
+    A node whose turn comes while nodes below it could be evicted waits for them. Nodes
+    that are in no heap of this family do not count: they are another memory's. Entries
+    that are not their node's latest, and those of nodes that are held or dead by now, are passed
+    over.
+    Invariant: every pushed node that is alive, not held, not taken and not forgotten has one
+    valid entry in a heap of its family, or waits there.
     """
 
-    def __init__(self, is_held: IsHeld) -> None:
+    def __init__(self, is_held: IsHeld, family: LeafHeap | None = None) -> None:
+        """A node is in one heap of a family at most: the one it was pushed into last."""
         self._is_held = is_held
+        self._latest: dict[Node, _Entry] = {} if family is None else family._latest
         self._heap: list[_Entry] = []
         self._waiting: dict[Node, _Entry] = {}
         self._num_pushed = 0
@@ -33,9 +36,10 @@ class LeafHeap:
     def push(self, node: Node, priority: float) -> None:
         """Add a node, or move it."""
         self._num_pushed += 1
-        node.stamp = self._num_pushed
+        entry = (priority, self._num_pushed, node)
+        self._latest[node] = entry
         self._waiting.pop(node, None)
-        heapq.heappush(self._heap, (priority, node.stamp, node))
+        heapq.heappush(self._heap, entry)
         if len(self._heap) > self._limit:
             self._drop_stale()
 
@@ -52,13 +56,18 @@ class LeafHeap:
         return None
 
     def take(self) -> None:
-        """Remove what `peek` has shown, with all of its blocks or for another queue."""
+        """Remove what `peek` has shown."""
         node = heapq.heappop(self._heap)[2]
-        node.stamp = 0
+        del self._latest[node]
+        self.wake(node)
+
+    def forget(self, node: Node) -> None:
+        """The node is in this heap no more."""
+        self._latest.pop(node, None)
         self.wake(node)
 
     def wake(self, node: Node) -> None:
-        """A node is evicted: the one above it may have become a leaf by that."""
+        """A node has gone: the one above it may have become a leaf by that."""
         above = self._waiting.pop(node.parent, None) if node.parent else None
         if above is not None:
             heapq.heappush(self._heap, above)
@@ -69,14 +78,17 @@ class LeafHeap:
         return [entry[2] for entry in entries if self._is_valid(entry)]
 
     def _is_valid(self, entry: _Entry) -> bool:
-        _, stamp, node = entry
-        return node.stamp == stamp and node.is_alive and not self._is_held(node)
+        node = entry[2]
+        return self._latest.get(node) is entry and node.is_alive and not self._is_held(node)
 
     def _has_evictable_child(self, node: Node) -> bool:
-        return any(not self._is_held(child) for child in node.children.values())
+        latest = self._latest
+        return any(child in latest and not self._is_held(child) for child in node.children.values())
 
     def _drop_stale(self) -> None:
         self._heap = [entry for entry in self._heap if self._is_valid(entry)]
         heapq.heapify(self._heap)
         self._waiting = {n: entry for n, entry in self._waiting.items() if self._is_valid(entry)}
+        for node in [node for node in self._latest if not node.is_alive]:
+            del self._latest[node]
         self._limit = max(1024, _MOST_STALE * len(self._heap))

@@ -148,6 +148,11 @@ class Lhd:
             self._heap.push(node, self._density(node, visit))
         return node, count
 
+    def forget(self, node: Node) -> None:
+        """See EvictionPolicy. If it comes back, that is a return of its visit."""
+        self._heap.forget(node)
+        node.record.let_go(node)
+
     def nodes(self) -> list[Node]:
         """See EvictionPolicy."""
         return self._heap.nodes()

@@ -45,6 +45,10 @@ class EvictionPolicy(Protocol):
         """
         ...
 
+    def forget(self, node: Node) -> None:
+        """It has moved to another memory, with what is left of it: it is not ours any more."""
+        ...
+
     def nodes(self) -> list[Node]:
         """Those that may be evicted. For audits."""
         ...

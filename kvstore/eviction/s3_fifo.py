@@ -36,7 +36,8 @@ class S3Fifo:
     """
 
     def __init__(self, num_blocks: int, is_held: IsHeld) -> None:
-        self._small, self._main = LeafHeap(is_held), LeafHeap(is_held)
+        self._small = LeafHeap(is_held)
+        self._main = LeafHeap(is_held, family=self._small)
         self._ghosts: Ghosts[bool] = Ghosts(num_blocks)
         self._most_small = num_blocks // _SMALL_PART
         self._num_arrived = 0
@@ -80,6 +81,11 @@ class S3Fifo:
                 self._small.wake(node)
                 self._main.wake(node)
             return node, count
+
+    def forget(self, node: Node) -> None:
+        """See EvictionPolicy."""
+        self._small.forget(node)
+        self._main.forget(node)
 
     def nodes(self) -> list[Node]:
         """See EvictionPolicy."""

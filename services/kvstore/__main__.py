@@ -6,6 +6,7 @@ import sys
 
 from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
+from kvstore.attachment import ManagerOptions
 from kvstore.manager import PageManager
 from kvstore.posix_pool import check_room, sweep
 from services.common import binary, config
@@ -22,7 +23,7 @@ async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None
     # The pool comes with the first attachment, long after whoever starts us could be told.
     sweep()
     check_room(kv_memory)
-    manager = PageManager(kv_memory, settings.block_size)
+    manager = PageManager(ManagerOptions(kv_memory, settings.block_size))
     server = GrpcServer(
         settings.listen,
         [_SERVICE],

@@ -12,7 +12,8 @@ from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from compute import types as ct
 from compute.errors import InvalidStep
-from kvstore.fakes import NoMemory
+from kvstore.attachment import ManagerOptions
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import KvShape
 from services.common.server import GrpcServer
@@ -40,7 +41,7 @@ class KvSystem:
 @pytest.fixture(params=TRANSPORTS)
 async def kv(request, tmp_path) -> AsyncIterator[KvSystem]:
     block_bytes = BLOCK_SIZE * SHAPE.token_bytes
-    manager = PageManager(NUM_BLOCKS * block_bytes, BLOCK_SIZE, NoMemory)
+    manager = PageManager(ManagerOptions(NUM_BLOCKS * block_bytes, BLOCK_SIZE), FakeStorage())
     manager.attach_pool(SHAPE)
     async for system in kv_system(request.param, manager, tmp_path):
         yield system

@@ -6,15 +6,29 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvstore.fakes import NoMemory
+from kvstore.attachment import ManagerOptions
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import KvShape, Namespace, OpenPlan
 
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
 
 
-def make_manager(num_blocks: int, block_size: int = 8) -> PageManager:
-    manager = PageManager(num_blocks * block_size * SHAPE.token_bytes, block_size, NoMemory)
+def make_manager(
+    num_blocks: int, block_size: int = 8, num_host_blocks: int = 0, storage=None, **options
+) -> PageManager:
+    block_bytes = block_size * SHAPE.token_bytes
+    names = {name: options.pop(name) for name in ("reached", "clock") if name in options}
+    manager = PageManager(
+        ManagerOptions(
+            num_blocks * block_bytes,
+            block_size,
+            host_memory_bytes=num_host_blocks * block_bytes,
+            **options,
+        ),
+        storage or FakeStorage(),
+        **names,
+    )
     manager.attach_pool(SHAPE)
     return manager
 
@@ -23,8 +37,8 @@ def make_manager(num_blocks: int, block_size: int = 8) -> PageManager:
 def managers() -> Iterator[Callable[..., PageManager]]:
     made: list[PageManager] = []
 
-    def make(num_blocks: int, block_size: int = 8) -> PageManager:
-        made.append(make_manager(num_blocks, block_size))
+    def make(*arguments, **options) -> PageManager:
+        made.append(make_manager(*arguments, **options))
         return made[-1]
 
     yield make
@@ -51,5 +65,5 @@ def shape() -> KvShape:
 
 
 @pytest.fixture
-def no_memory() -> type[NoMemory]:
-    return NoMemory
+def storage() -> FakeStorage:
+    return FakeStorage()

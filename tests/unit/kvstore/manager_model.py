@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvstore.errors import OutOfBlocks
+from kvstore.attachment import ManagerOptions
+from kvstore.errors import OutOfBlocks, QuotaExceeded
 from kvstore.eviction import DEFAULT_POLICY
-from kvstore.fakes import NoMemory
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import ExtendPlan, KvShape, Namespace, OpenPlan
 
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
-SPACES = [Namespace(b"m", adapter="x"), Namespace(b"m", salt="x")]
+SPACES = [Namespace(b"m", adapter="x"), Namespace(b"m", tenant="x")]
 
 
 @dataclass
@@ -27,9 +28,11 @@ class Known:
     tokens: list[int]
     length: int
     num_computed: int
+    num_reported: int  # of those: what the manager has been told
     table: list[int] = field(default_factory=list)
     opened: object = None  # None: forked or truncated since
-    is_cut_within: bool = False  # its last block was full once, and may be found as such
+    tail_may_be_found: bool = False  # its last block may have been full, for somebody
+    is_suspended: bool = False
 
 
 class ManagerModel:
@@ -38,20 +41,56 @@ class ManagerModel:
     block_size = 8
     eviction = DEFAULT_POLICY
 
-    def begin(self, num_blocks: int) -> None:
+    def begin(self, num_blocks: int, num_host_blocks: int = 0, limits=None) -> None:
         self.num_blocks = num_blocks
-        memory = num_blocks * self.block_size * SHAPE.token_bytes
-        self.manager = PageManager(memory, self.block_size, NoMemory, self.eviction)
+        block_bytes = self.block_size * SHAPE.token_bytes
+        self.options = ManagerOptions(
+            num_blocks * block_bytes,
+            self.block_size,
+            num_host_blocks * block_bytes,
+            limits or {},
+            eviction=self.eviction,
+        )
+        self.now = 0.0
+        self.storage = FakeStorage()
+        self.start_manager()
         self.manager.attach_pool(SHAPE)
+        self.pins: dict[str, tuple[Namespace, list[int], float]] = {}
+        self.transfer = 0
         self.open: dict[str, Known] = {}
         self.slots: dict[tuple[int, int], tuple] = {}  # the prefix whose KV is in a slot
         self.computed: set[tuple] = set()  # every full prefix that was ever committed
         self.next_id = 0
+        self.num_crashes = 0
+
+    def start_manager(self) -> None:
+        self.manager = PageManager(self.options, self.storage, clock=lambda: self.now)
+
+    @property
+    def resident(self) -> list[str]:
+        return sorted(key for key, known in self.open.items() if not known.is_suspended)
+
+    @property
+    def suspended(self) -> list[str]:
+        return sorted(key for key, known in self.open.items() if known.is_suspended)
+
+    def room(self) -> int:
+        """Blocks that are not held."""
+        return self.num_blocks - self.manager.stats().num_held
+
+    def run(self, copies) -> None:
+        """Copy blocks as a driver would, in this order."""
+        for source, target in copies:
+            for offset in range(self.block_size):
+                self.slots.pop((target, offset), None)
+                if (source, offset) in self.slots:
+                    self.slots[target, offset] = self.slots[source, offset]
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def held(self) -> set[int]:
+        """Blocks in tables. Pins and copies that are under way hold others."""
         return {block for known in self.open.values() for block in known.table}
 
     def prefix(self, space, tokens, num_blocks) -> tuple:
@@ -79,25 +118,31 @@ class ManagerModel:
     def admit(self, plan: OpenPlan, opened) -> None:
         prompt = list(plan.token_ids)
         num_hits, rest = divmod(opened.num_cached_tokens, self.block_size)
-        assert rest == 0
         assert opened.num_cached_tokens < len(prompt)
         assert len(opened.block_ids) == self.blocks_for(len(prompt))
+        num_shared = num_hits + (rest > 0) - len(opened.copies)
+        assert [target for _, target in opened.copies] == opened.block_ids[num_shared:][
+            : len(opened.copies)
+        ]
+        fresh = opened.block_ids[num_shared:]
+        assert not self.held() & set(fresh)
+        self.clear(set(fresh) - {target for _, target in opened.copies})
+        self.run(opened.copies)
         for position in range(opened.num_cached_tokens):
             expected = self.kv_of(plan.namespace, prompt, position)
             assert self.slots[self.slot(opened.block_ids, position)] == expected
         best = self.best_hit(plan.namespace, prompt)
         assert num_hits <= best
-        if self.manager.stats().num_evictions == 0:
+        stats = self.manager.stats()
+        if stats.num_evictions + stats.num_demotions + self.num_crashes == 0:
             assert num_hits == best
-        fresh = opened.block_ids[num_hits:]
-        assert not self.held() & set(fresh)
-        self.clear(fresh)
         self.open[plan.sequence_id] = Known(
             plan.namespace,
             prompt,
             list(prompt),
             len(prompt),
             opened.num_cached_tokens,
+            num_shared * self.block_size,
             list(opened.block_ids),
             opened,
         )
@@ -124,7 +169,7 @@ class ManagerModel:
         others = (other.table for key, other in self.open.items() if key != sequence_id)
         if any(known.table[-1] in table for table in others):
             return {True}
-        return {False, True} if known.is_cut_within else {False}
+        return {False, True} if known.tail_may_be_found else {False}
 
     def compute(self, sequence_id: str, count: int) -> None:
         known = self.open[sequence_id]
@@ -132,23 +177,24 @@ class ManagerModel:
             kv = self.kv_of(known.space, known.tokens, position)
             self.slots[self.slot(known.table, position)] = kv
         known.num_computed = max(known.num_computed, count)
-        for position in range(known.num_computed // self.block_size):
+        known.num_reported = max(known.num_reported, count)
+        for position in range(known.num_reported // self.block_size):
             self.computed.add(self.prefix(known.space, known.tokens, position + 1))
 
     def snapshot(self):
-        return self.manager.stats(), self.manager.list_sequences(1000)
+        return self.manager.stats(), self.manager.list_sequences(1000), self.manager.list_pins()
 
     def extend_to(self, sequence_id: str, length: int) -> bool:
         """Whether there was room."""
         known = self.open[sequence_id]
         more_blocks = max(0, self.blocks_for(length) - len(known.table))
         copies = self.copies(sequence_id) if length > known.length else {False}
-        room = self.num_blocks - len(self.held())
+        room = self.room()
         before = self.snapshot()
         try:
             grown = self.manager.extend_sequences([ExtendPlan(sequence_id, length)])
-        except OutOfBlocks:
-            assert more_blocks + max(copies) > room
+        except (OutOfBlocks, QuotaExceeded):
+            assert self.options.tenants or more_blocks + max(copies) > room
             assert self.snapshot() == before
             return False
         is_copied = any(extended.copied_from is not None for extended in grown)
@@ -159,6 +205,6 @@ class ManagerModel:
         for extended in grown:
             self.grow(sequence_id, length, extended)
         if length > known.length or grown:
-            known.is_cut_within = False
+            known.tail_may_be_found = False
         known.length = max(known.length, length)
         return True

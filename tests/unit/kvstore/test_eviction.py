@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from array import array
+from types import SimpleNamespace
 
 import pytest
 
 from kvstore import audit
+from kvstore.attachment import ManagerOptions
 from kvstore.block_pool import BlockPool
 from kvstore.errors import InvalidRequest
 from kvstore.eviction import POLICIES
-from kvstore.fakes import NoMemory
+from kvstore.fakes import FakeStorage
+from kvstore.frame_records import FrameRecords, size_bytes
 from kvstore.manager import PageManager
 from kvstore.types import Namespace
 
@@ -29,17 +32,24 @@ class Cache:
     """A pool whose prompts come one after the other; a prompt is a sequence of numbers."""
 
     def __init__(self, num_blocks: int, policy: str) -> None:
-        self.pool = BlockPool(num_blocks, SIZE, policy)
+        memory = memoryview(bytearray(size_bytes(num_blocks, SIZE)))
+        self.pool = BlockPool(FrameRecords(num_blocks, SIZE, memory), eviction=policy)
+        self.tenant = self.pool.tenants.get("")
 
     def run(self, *blocks: int) -> int:
         """Compute a prompt, and leave; how many of its blocks were there."""
         chain, hits = self.pool.match(SPACE, data_of(blocks))
-        self.pool.hold(hits)
-        new = self.pool.allocate(len(blocks) - len(hits))
+        self.pool.hold(hits, self.tenant)
+        new = self.pool.allocate(len(blocks) - len(hits), self.tenant)
         self.pool.refresh(chain)
         self.pool.register(chain, new, data_of(blocks[len(hits) :]))
         self.pool.release(chain, hits + new)
         return len(hits)
+
+    def findings(self) -> list[str]:
+        state = SimpleNamespace(blocks=self.pool)
+        parts = (audit._free_lists, audit._tree, audit._queues)
+        return [finding for part in parts for finding in part(state)]
 
     def has(self, *blocks: int) -> int:
         """Leading blocks that would be found."""
@@ -68,7 +78,7 @@ def test_what_remains_of_a_prompt_is_its_beginning(policy):
     cache.run(1, 2, 3, 4, 5, 6)
     cache.run(11, 12, 13, 14)
     assert cache.has(1, 2, 3, 4, 5, 6) + cache.has(11, 12, 13, 14) == 8
-    assert cache.pool.num_evictions == 2
+    assert cache.pool.evictions.total() == 2
 
 
 @every_policy
@@ -77,7 +87,7 @@ def test_a_shared_beginning_stays_as_long_as_what_is_below_it(policy):
     for number in range(10, 40):
         cache.run(1, 2, number, number + 100)
         assert cache.has(1, 2) == 2
-    assert audit.pool_findings(cache.pool) == []
+    assert cache.findings() == []
 
 
 @every_policy
@@ -85,8 +95,8 @@ def test_the_books_are_right_after_many_prompts_and_a_replay_hits_the_same(polic
     first, second = Cache(60, policy), Cache(60, policy)
     for prompt in some_prompts(600):
         assert first.run(*prompt) == second.run(*prompt)
-    assert audit.pool_findings(first.pool) == []
-    assert first.pool.num_evictions > 500
+    assert first.findings() == []
+    assert first.pool.evictions.total() > 500
 
 
 @every_policy
@@ -94,12 +104,12 @@ def test_what_is_held_is_never_evicted(policy):
     cache = Cache(6, policy)
     cache.run(1, 2, 3)
     chain, hits = cache.pool.match(SPACE, data_of((1, 2)))
-    cache.pool.hold(hits)
+    cache.pool.hold(hits, cache.tenant)
     for number in range(10, 20):
         cache.run(number, number + 100, number + 200)
     assert cache.has(1, 2) == 2
     cache.pool.release(chain, hits)
-    assert audit.pool_findings(cache.pool) == []
+    assert cache.findings() == []
 
 
 def test_gdsf_keeps_what_is_used_often_but_not_for_ever():
@@ -165,7 +175,7 @@ def test_lhd_learns_which_prompts_return():
 
 def test_lhd_forgets_visits_in_the_end():
     cache = Cache(4, "lhd")
-    policy = cache.pool.queue
+    policy = cache.tenant.partition.queue
     counts = []
     for number in range(6000):
         cache.run(number, number + 10_000)
@@ -177,4 +187,4 @@ def test_lhd_forgets_visits_in_the_end():
 
 def test_an_unknown_policy_is_refused():
     with pytest.raises(InvalidRequest, match="eviction"):
-        PageManager(10_000, 16, NoMemory, "random")
+        PageManager(ManagerOptions(10_000, 16, eviction="random"), FakeStorage())

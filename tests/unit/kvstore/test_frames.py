@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.block_pool import BlockPool
 from kvstore.errors import OutOfBlocks
+from kvstore.frame_records import NO_PARENT, FrameRecords
 from kvstore.frames import Frames
 from kvstore.prefix_tree import Chain
 from kvstore.types import Namespace
@@ -20,8 +21,12 @@ def counters(frames: Frames) -> tuple[int, int, int]:
     return frames.num_free, frames.num_cached, frames.num_held
 
 
+def remember(frames: Frames, block_ids) -> None:
+    frames.remember(block_ids, NO_PARENT, 0, bytes(len(block_ids) * 8 * 4))
+
+
 def test_take_is_all_or_nothing():
-    frames = Frames(3)
+    frames = Frames(FrameRecords(3, 8))
     frames.take(2)
     with pytest.raises(OutOfBlocks):
         frames.take(2)
@@ -29,14 +34,14 @@ def test_take_is_all_or_nothing():
 
 
 def test_blocks_come_lowest_first_and_the_last_one_released_again_first():
-    frames = Frames(4)
+    frames = Frames(FrameRecords(4, 8))
     assert frames.take(3).tolist() == [0, 1, 2]
     frames.release(np.array([2, 0]))
     assert frames.take(2).tolist() == [0, 2]
 
 
 def test_a_block_is_released_as_often_as_it_is_held():
-    frames = Frames(2)
+    frames = Frames(FrameRecords(2, 8))
     block = frames.take(1)
     frames.hold(block)
     frames.release(block)
@@ -47,19 +52,19 @@ def test_a_block_is_released_as_often_as_it_is_held():
 
 def test_a_double_release_is_refused():
     """Fault C10."""
-    frames = Frames(3)
+    frames = Frames(FrameRecords(3, 8))
     blocks = frames.take(2)
     frames.release(blocks[:1])
     with pytest.raises(ValueError, match="not held"):
         frames.release(blocks)
     assert counters(frames) == (2, 0, 1)
-    assert sorted(frames.free_list()) == [0, 2]
+    assert sorted(frames.device.free_list()) == [0, 2]
 
 
 def test_a_cached_block_cannot_be_released_again():
-    frames = Frames(1)
+    frames = Frames(FrameRecords(1, 8))
     block = frames.take(1)
-    frames.set_findable(block)
+    remember(frames, block)
     frames.release(block)
     with pytest.raises(ValueError, match="not held"):
         frames.release(block)
@@ -69,8 +74,8 @@ def test_a_cached_block_cannot_be_released_again():
 
 def test_a_table_that_lists_a_block_twice_is_not_released_at_all():
     """Fault C10: release([b, b])."""
-    pool = BlockPool(4, 8)
-    first, second = pool.allocate(2)
+    pool = BlockPool(FrameRecords(4, 8))
+    first, second = pool.allocate(2, pool.tenants.get(""))
     for table in ([first, first], [first, second, 3]):
         with pytest.raises(ValueError, match="block"):
             pool.release(Chain(SPACE), array("i", table))
@@ -80,23 +85,23 @@ def test_a_table_that_lists_a_block_twice_is_not_released_at_all():
 
 
 def test_a_free_block_cannot_be_held():
-    frames = Frames(2)
+    frames = Frames(FrameRecords(2, 8))
     block = frames.take(1)
     with pytest.raises(ValueError, match="free"):
         frames.hold(np.array([*block, 1]))
     assert frames.ref_counts.tolist() == [1, 0]
     with pytest.raises(ValueError, match="not held"):
-        frames.set_findable(np.array([0, 1]))
+        remember(frames, np.array([0, 1]))
     assert not frames.findable.any()
 
 
 def test_the_generation_changes_whenever_a_block_leaves_the_free_list():
-    frames = Frames(1)
+    frames = Frames(FrameRecords(1, 8))
     seen = [frames.generations[0]]
     block = frames.take(1)
     seen.append(frames.generations[0])
     frames.hold(block)
-    frames.set_findable(block)
+    remember(frames, block)
     frames.release(block)
     frames.release(block)
     frames.hold(block)  # its KV is still the same
@@ -109,9 +114,9 @@ def test_the_generation_changes_whenever_a_block_leaves_the_free_list():
 
 
 def test_forgetting_frees_what_is_cached_and_leaves_what_is_held():
-    frames = Frames(3)
+    frames = Frames(FrameRecords(3, 8))
     blocks = frames.take(3)
-    frames.set_findable(blocks)
+    remember(frames, blocks)
     frames.release(blocks[:2])
     assert frames.forget(blocks) == 2
     assert counters(frames) == (2, 0, 1)
@@ -120,12 +125,12 @@ def test_forgetting_frees_what_is_cached_and_leaves_what_is_held():
 
 
 def test_allocation_beyond_the_pool_evicts_nothing():
-    pool = BlockPool(2, 8)
+    pool = BlockPool(FrameRecords(2, 8))
     data = bytes(range(64))
-    chain, blocks = Chain(SPACE), pool.allocate(2)
+    chain, blocks = Chain(SPACE), pool.allocate(2, pool.tenants.get(""))
     pool.register(chain, blocks, data)
     pool.release(chain, blocks)
     with pytest.raises(OutOfBlocks):
-        pool.allocate(3)
+        pool.allocate(3, pool.tenants.get(""))
     assert counters(pool.frames) == (0, 2, 0)
     assert pool.match(SPACE, data)[1] == blocks

@@ -13,9 +13,13 @@ from kvstore.errors import (
     InvalidCommit,
     InvalidRequest,
     OutOfBlocks,
+    PinBudgetExceeded,
     PromptExceedsPool,
+    QuotaExceeded,
     SequenceExists,
     SequenceNotFound,
+    SequenceNotSuspended,
+    SequenceSuspended,
 )
 from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.types import (
@@ -24,23 +28,46 @@ from kvstore.types import (
     ForkedSequence,
     ForkPlan,
     OpenPlan,
+    PinPlan,
+    SuspendMode,
+    SuspendPlan,
+    TenantLimits,
     TruncatePlan,
     Update,
 )
 from tests.unit.kvstore.manager_model import SPACES, ManagerModel
 
 
+class _Picked:
+    """Draws one thing, for rules that are called by others."""
+
+    def __init__(self, value) -> None:
+        self.value = value
+
+    def draw(self, strategy, label):
+        return self.value
+
+
 class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(1, 14))
-    def start(self, num_blocks):
-        self.begin(num_blocks)
+    @initialize(num_blocks=st.integers(1, 14), num_host_blocks=st.integers(0, 8), data=st.data())
+    def start(self, num_blocks, num_host_blocks, data):
+        limits = {}
+        if data.draw(st.booleans(), "limited"):
+            floor = data.draw(st.integers(0, num_blocks), "floor")
+            quota = data.draw(st.none() | st.integers(max(1, floor), num_blocks), "quota")
+            limits = {"x": TenantLimits(floor, quota)}
+        self.begin(num_blocks, num_host_blocks, limits)
 
     def teardown(self):
         if hasattr(self, "manager"):
             self.manager.close_sequences(list(self.open))
+            for pin_id in self.pins:
+                self.manager.unpin(pin_id=pin_id)
+            self.manager.acquire_driver_lease()  # what was on its way arrives no more
             assert self.manager.audit() == []
             stats = self.manager.stats()
             assert stats.num_free + stats.num_cached == stats.num_blocks
+            assert stats.num_host_free + stats.num_host_cached == stats.num_host_blocks
 
     def draw_plan(self, data) -> OpenPlan:
         """Few distinct blocks, so that prompts often share prefixes."""
@@ -51,7 +78,7 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
         return OpenPlan(f"s{self.next_id}", tokens, data.draw(st.sampled_from(SPACES), "space"))
 
     def pick(self, data) -> str:
-        return data.draw(st.sampled_from(sorted(self.open)), "sequence")
+        return data.draw(st.sampled_from(self.resident), "sequence")
 
     # --- what happens -------------------------------------------------------
 
@@ -59,20 +86,20 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
     def open_group(self, data, count):
         plans = [self.draw_plan(data) for _ in range(count)]
         sizes = [self.blocks_for(len(plan.token_ids)) for plan in plans]
-        room = self.num_blocks - len(self.held())
+        room = self.room()
         best = sum(self.best_hit(plan.namespace, plan.token_ids) for plan in plans)
         before = self.snapshot()
         try:
             opened = self.manager.open_sequences(plans)
         except PromptExceedsPool:
-            assert max(sizes) > self.num_blocks
+            assert self.options.tenants or max(sizes) > self.num_blocks
             assert self.snapshot() == before
-        except OutOfBlocks:
-            assert sum(sizes) > room
+        except (OutOfBlocks, QuotaExceeded):
+            assert self.options.tenants or sum(sizes) > room
             assert self.snapshot() == before
         else:
             assert max(sizes) <= self.num_blocks
-            assert sum(sizes) - best <= room
+            assert sum(sizes) - best <= room or len(self.manager.list_pins()) < len(before[2])
             hits = [o.num_cached_tokens // self.block_size for o in opened]
             shared = {b for o, n in zip(opened, hits, strict=True) for b in o.block_ids[:n]}
             fresh = [b for o, n in zip(opened, hits, strict=True) for b in o.block_ids[n:]]
@@ -81,7 +108,7 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
             for plan, one in zip(plans, opened, strict=True):
                 self.admit(plan, one)
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data())
     def open_again(self, data):
         sequence_id = self.pick(data)
@@ -90,7 +117,8 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
             return
         before = self.snapshot()
         plan = OpenPlan(sequence_id, known.prompt, known.space)
-        assert self.manager.open_sequences([plan]) == [known.opened]
+        [again] = self.manager.open_sequences([plan])
+        assert again in (known.opened, replace(known.opened, copies=[]))
         for tokens, space in [
             ([*known.prompt, 0], known.space),
             ([known.prompt[0] + 1, *known.prompt[1:]], known.space),
@@ -100,13 +128,13 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
                 self.manager.open_sequences([OpenPlan(sequence_id, tokens, space)])
         assert self.snapshot() == before
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data(), more=st.integers(-3, 40))
     def extend(self, data, more):
         sequence_id = self.pick(data)
         self.extend_to(sequence_id, self.open[sequence_id].length + more)
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), min_size=1, max_size=20))
     def decode(self, data, new):
         """Some steps of a driver: slots for new tokens, their KV, and the news of it."""
@@ -119,7 +147,7 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
         known.tokens = tokens
         self.compute(sequence_id, len(tokens))
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data(), count=st.integers(1, 2))
     def fork(self, data, count):
         source_id = self.pick(data)
@@ -130,10 +158,15 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
         source.opened = None
         for plan, forked in zip(plans, self.manager.fork_sequences(plans), strict=True):
             table = source.table[: self.blocks_for(length)]
-            computed = source.num_computed
+            computed = source.num_reported
             assert forked == ForkedSequence(plan.sequence_id, table, length, computed)
+            source.tail_may_be_found = True
             self.open[plan.sequence_id] = replace(
-                source, tokens=source.tokens[:], table=table, length=length
+                source,
+                tokens=source.tokens[:],
+                table=table,
+                length=length,
+                num_computed=computed,
             )
         before = self.snapshot()
         for wrong, error in [
@@ -144,7 +177,7 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
                 self.manager.fork_sequences([ForkPlan(source_id, "never"), wrong])
         assert self.snapshot() == before
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data())
     def truncate(self, data):
         sequence_id = self.pick(data)
@@ -162,10 +195,11 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
         del known.table[self.blocks_for(length) :]
         known.length = length
         known.num_computed = min(known.num_computed, length)
+        known.num_reported = min(known.num_reported, length)
         known.opened = None
-        known.is_cut_within = True
+        known.tail_may_be_found = True
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=9))
     def commit(self, data, new):
         sequence_id = self.pick(data)
@@ -177,16 +211,18 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
         known.tokens = tokens
         self.compute(sequence_id, count)
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data())
     def compute_all(self, data):
-        sequence_id = self.pick(data)
+        self.compute_and_commit(self.pick(data))
+
+    def compute_and_commit(self, sequence_id):
         known = self.open[sequence_id]
         count = min(known.length, len(known.tokens))
         self.manager.commit_blocks([CommitPlan(sequence_id, count)])
         self.compute(sequence_id, count)
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data())
     def commit_nonsense(self, data):
         sequence_id = self.pick(data)
@@ -203,7 +239,7 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
                 self.manager.commit_blocks([plan])
         assert self.snapshot() == before
 
-    @precondition(lambda self: self.open)
+    @precondition(lambda self: self.resident)
     @rule(data=st.data(), times=st.integers(1, 2))
     def close(self, data, times):
         sequence_id = self.pick(data)
@@ -237,9 +273,9 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
                 call([plan])
         assert self.snapshot() == before
 
-    @precondition(lambda self: self.open)
-    @rule(data=st.data())
-    def one_step(self, data):
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data(), runs_copies=st.booleans())
+    def one_step(self, data, runs_copies):
         """A driver's update: commit and extend one, close another, open a third."""
         plan = self.draw_plan(data)
         leaving, staying = self.pick(data), self.pick(data)
@@ -252,23 +288,174 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
                 closes=[leaving],
                 extends=[ExtendPlan(staying, length)],
                 opens=[plan],
+                runs_copies=runs_copies,
             )
         )
         self.compute(staying, count)
+        self.run(result.copies)
+        self.transfer = max(self.transfer, result.transfer)
         del self.open[leaving]
         refused = {refusal.sequence_id: refusal.reason for refusal in result.refused}
         if staying not in refused:
             for extended in result.extended:
                 self.grow(staying, length, extended)
             self.open[staying].length = length
-            self.open[staying].is_cut_within = False
+            self.open[staying].tail_may_be_found = False
         else:
-            assert refused[staying] == (
-                "SEQUENCE_NOT_FOUND" if staying == leaving else "OUT_OF_BLOCKS"
+            assert refused[staying] in (
+                {"SEQUENCE_NOT_FOUND"}
+                if staying == leaving
+                else {"OUT_OF_BLOCKS", "QUOTA_EXCEEDED"}
             )
         for opened in result.opened:
             self.admit(plan, opened)
         assert bool(result.opened) == (plan.sequence_id not in refused)
+
+    # --- coming and going ---------------------------------------------------
+
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data(), mode=st.sampled_from(SuspendMode), runs_copies=st.booleans())
+    def suspend(self, data, mode, runs_copies):
+        ids = data.draw(st.sets(st.sampled_from(self.resident), min_size=1, max_size=3), "ids")
+        plans = [SuspendPlan(sequence_id, mode) for sequence_id in sorted(ids)]
+        answers, copies, transfer = self.manager.suspend_sequences(plans, runs_copies=runs_copies)
+        assert [answer.sequence_id for answer in answers] == sorted(ids)
+        assert len(copies) == sum(answer.num_copied_blocks for answer in answers)
+        if not runs_copies or mode is SuspendMode.RECOMPUTE:
+            assert {answer.mode for answer in answers} == {SuspendMode.RECOMPUTE}
+            assert not copies
+        self.run(copies)
+        self.transfer = max(self.transfer, transfer)
+        for sequence_id in ids:
+            known = self.open[sequence_id]
+            known.is_suspended, known.table, known.opened = True, [], None
+        for call, plan in [
+            (self.manager.extend_sequences, ExtendPlan(min(ids), 1000)),
+            (self.manager.commit_blocks, CommitPlan(min(ids), 1)),
+            (self.manager.truncate_sequences, TruncatePlan(min(ids), 1)),
+            (self.manager.fork_sequences, ForkPlan(min(ids), "new")),
+            (self.manager.suspend_sequences, SuspendPlan(min(ids))),
+        ]:
+            with pytest.raises(SequenceSuspended):
+                call([plan])
+
+    @precondition(lambda self: self.suspended)
+    @rule(data=st.data(), runs_copies=st.booleans())
+    def resume(self, data, runs_copies):
+        ids = sorted(data.draw(st.sets(st.sampled_from(self.suspended), min_size=1), "ids"))
+        self.bring_back(ids, runs_copies)
+
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=20))
+    def swap_and_back(self, data, new):
+        """The whole way of a swap, with a change of the pool in between."""
+        sequence_id = self.pick(data)
+        known = self.open[sequence_id]
+        self.decode(data=_Picked(sequence_id), new=[*new, self.next_id % 7])
+        plan = SuspendPlan(sequence_id, SuspendMode.SWAP)
+        _, copies, transfer = self.manager.suspend_sequences([plan], runs_copies=True)
+        self.run(copies)
+        known.is_suspended, known.table, known.opened = True, [], None
+        if transfer:
+            self.manager.complete_transfer(transfer, 0.001)
+        self.fill(count=self.num_blocks)
+        self.bring_back([sequence_id], True)
+
+    @rule(count=st.integers(1, 14))
+    def fill(self, count):
+        """Something large comes and goes that was never seen before."""
+        self.next_id += 1
+        tokens = [1000 + self.next_id] * (min(count, self.num_blocks) * self.block_size)
+        plan = OpenPlan(f"s{self.next_id}", tokens, SPACES[0])
+        result = self.manager.update(Update(opens=[plan], runs_copies=True))
+        self.run(result.copies)
+        for opened in result.opened:
+            self.admit(plan, opened)
+            self.compute_and_commit(plan.sequence_id)
+            self.manager.close_sequences([plan.sequence_id])
+            del self.open[plan.sequence_id]
+        if result.transfer:
+            self.manager.complete_transfer(result.transfer, 0.0)
+
+    def bring_back(self, ids, runs_copies):
+        before, room = self.snapshot(), self.room()
+        try:
+            answers, copies, transfer = self.manager.resume_sequences(ids, runs_copies=runs_copies)
+        except (OutOfBlocks, QuotaExceeded, PromptExceedsPool):
+            sizes = sum(self.blocks_for(len(self.open[i].tokens)) for i in ids)
+            assert self.options.tenants or sizes > room
+            assert self.snapshot() == before
+            return
+        self.run(copies)
+        self.transfer = max(self.transfer, transfer)
+        for sequence_id, answer in zip(ids, answers, strict=True):
+            known = self.open[sequence_id]
+            assert answer.length == len(known.tokens)
+            assert answer.num_computed_tokens <= known.num_reported
+            assert runs_copies or not answer.copies
+            known.table, known.length = list(answer.block_ids), answer.length
+            # What it has is known to the manager once it is committed.
+            known.num_computed = known.num_reported = answer.num_computed_tokens
+            known.is_suspended, known.tail_may_be_found = False, False
+            self.run(answer.copies)
+            self.manager.commit_blocks([CommitPlan(sequence_id, known.num_computed)])
+        with pytest.raises(SequenceNotSuspended):
+            self.manager.resume_sequences(ids)
+
+    @precondition(lambda self: self.transfer)
+    @rule()
+    def complete(self):
+        self.manager.complete_transfer(self.transfer, 0.001)
+
+    @rule()
+    def lose_the_driver(self):
+        """Copies that it was to run never are, as far as anybody knows."""
+        self.manager.acquire_driver_lease()
+
+    @rule(data=st.data(), ttl=st.sampled_from([1.0, 5.0]))
+    def pin(self, data, ttl):
+        plan = self.draw_plan(data)
+        tokens = list(plan.token_ids)
+        full = len(tokens) // self.block_size * self.block_size
+        pin_id = f"p{len(self.pins)}"
+        before = self.snapshot()
+        request = PinPlan(pin_id, "owner", ttl, plan.namespace, tokens)
+        try:
+            info = self.manager.pin_prefix(request)
+        except InvalidRequest:
+            assert not full
+            assert self.snapshot() == before
+        except (PinBudgetExceeded, OutOfBlocks, QuotaExceeded):
+            assert self.snapshot() == before
+        else:
+            assert info.num_tokens == full
+            assert info.num_cached_tokens <= full
+            self.pins[pin_id] = (plan.namespace, tokens[:full], self.now + ttl)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0]))
+    def wait(self, seconds):
+        self.now += seconds
+        self.manager.keep()
+
+    @rule(repair=st.booleans())
+    def crash(self, repair):
+        """The next manager finds everything that this one would have known."""
+        if repair:
+            self.manager.audit(repair=True)
+        listed = self.manager.list_sequences(1000, with_tokens=True)
+        pins = self.manager.list_pins()
+        stats = self.manager.stats()
+        self.num_crashes += 1
+        self.start_manager()
+        assert self.manager.audit() == []
+        assert self.manager.list_sequences(1000, with_tokens=True) == listed
+        assert self.manager.list_pins() == pins
+        after = self.manager.stats()
+        assert (after.num_held, after.num_cached) == (stats.num_held, stats.num_cached)
+        assert after.num_waste_slots == stats.num_waste_slots
+        self.transfer = 0
+        for known in self.open.values():
+            known.tail_may_be_found = True
 
     # --- what always holds --------------------------------------------------
 
@@ -283,7 +470,7 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
         if not hasattr(self, "manager"):
             return
         for known in self.open.values():
-            for position in range(known.num_computed):
+            for position in range(0 if known.is_suspended else known.num_computed):
                 expected = self.kv_of(known.space, known.tokens, position)
                 assert self.slots[self.slot(known.table, position)] == expected
 
@@ -293,10 +480,12 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
             return
         stats = self.manager.stats()
         assert stats.num_free + stats.num_cached + stats.num_held == self.num_blocks
-        assert stats.num_held == len(self.held())
+        assert stats.num_held >= len(self.held())
         assert stats.num_sequences == len(self.open)
         waste = sum(
-            len(known.table) * self.block_size - known.length for known in self.open.values()
+            len(known.table) * self.block_size - known.length
+            for known in self.open.values()
+            if not known.is_suspended
         )
         assert stats.num_waste_slots == waste
         assert waste <= (self.block_size - 1) * len(self.open)
@@ -310,9 +499,22 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
             for info in self.manager.list_sequences(1000)[0]
         }
         assert listed == {
-            sequence_id: (known.length, known.num_computed, known.table)
+            sequence_id: (known.length, known.num_reported, known.table)
             for sequence_id, known in self.open.items()
         }
+
+    @invariant()
+    def pins_keep_what_they_have(self):
+        """Until they end, what is pinned can be found, whatever else happens."""
+        if not hasattr(self, "manager"):
+            return
+        for pin in self.manager.list_pins():
+            space, tokens, until = self.pins[pin.pin_id]
+            assert until > self.now
+            held = self.manager._attached.state.pins.get(pin.pin_id).block_ids
+            for position in range(pin.num_cached_tokens):
+                expected = self.kv_of(space, tokens, position)
+                assert self.slots[self.slot(held, position)] == expected
 
 
 def case(size: int, eviction: str = DEFAULT_POLICY, num_examples: int = 60):

@@ -221,5 +221,5 @@ def test_a_namespace_without_blocks_is_forgotten(managers):
     for number in range(50):
         space = Namespace(b"m", salt=str(number))
         run(manager, OpenPlan("a", list(range(9)), space))
-    tables = manager._attached.tables
-    assert tables._blocks.tree.num_namespaces <= 2
+    state = manager._attached.state
+    assert state.blocks.tree.num_namespaces <= 2

@@ -10,7 +10,8 @@ from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from compute.errors import LayoutMismatch, PoolUnavailable
 from compute.types import KvShape
-from kvstore.fakes import NoMemory
+from kvstore.attachment import ManagerOptions
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from services.common.server import GrpcServer
 from services.compute.pool_provider import GrpcPoolProvider
@@ -32,7 +33,7 @@ def provider(address):
 
 
 async def start(address: str, memory: int = 10_000) -> GrpcServer:
-    manager = PageManager(memory, 8, NoMemory)
+    manager = PageManager(ManagerOptions(memory, 8), FakeStorage())
     name = kvstore_pb2.DESCRIPTOR.services_by_name["KvCacheService"].full_name
     server = GrpcServer(
         address,

@@ -10,7 +10,8 @@ from quire.common.v1 import common_pb2
 from quire.kvstore.v1 import kvstore_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2_grpc
 
-from kvstore.fakes import NoMemory
+from kvstore.attachment import ManagerOptions
+from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from services.common.errors import error_details
 from services.common.server import GrpcServer
@@ -25,7 +26,7 @@ SPACE = common_pb2.Namespace(model_fingerprint=b"m" * 32, tenant="t")
 
 @pytest.fixture
 async def manager():
-    manager = PageManager(6 * BLOCK_BYTES, 8, NoMemory)
+    manager = PageManager(ManagerOptions(6 * BLOCK_BYTES, 8), FakeStorage())
     yield manager
     assert manager.audit() == []
 

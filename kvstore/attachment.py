@@ -1,0 +1,173 @@
+"""A pool in use: made anew, taken over from an earlier manager, or put right."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvstore import journal, recovery
+from kvstore.block_pool import BlockPool
+from kvstore.errors import KvStoreError, NoRoomForPool
+from kvstore.eviction import DEFAULT_POLICY
+from kvstore.frame_records import FrameRecords, size_bytes
+from kvstore.journal import Journal
+from kvstore.kill_points import Reached
+from kvstore.ports import PoolMemory, PoolStorage
+from kvstore.recovery import Recovered
+from kvstore.state import PoolState
+from kvstore.swap_costs import SwapCosts
+from kvstore.types import KvShape, PoolHandle, PoolLayout, PoolOptions, TenantLimits
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerOptions:
+    """`kv_memory_bytes` is the size of the pool that the first attachment creates.
+
+    Pins may take these shares of its blocks, in all and of one tenant.
+    """
+
+    kv_memory_bytes: int
+    block_size: int
+    host_memory_bytes: int = 0
+    tenants: Mapping[str, TenantLimits] = field(default_factory=dict)
+    pin_share: float = 0.5
+    tenant_pin_share: float = 0.5
+    eviction: str = DEFAULT_POLICY
+
+
+@dataclass(slots=True)
+class Attached:
+    """Where a pool is, and who holds what in it."""
+
+    handle: PoolHandle
+    host_handle: PoolHandle | None
+    memory: PoolMemory
+    journal: Journal
+    state: PoolState
+
+
+def create(
+    options: ManagerOptions, storage: PoolStorage, shape: KvShape, reached: Reached
+) -> Attached:
+    """A new pool, all of it free. Raises NoRoomForPool, InvalidRequest."""
+    block_bytes = PoolLayout(shape, options.block_size, 1).block_bytes
+    num_blocks = options.kv_memory_bytes // block_bytes
+    if num_blocks < 1:
+        raise NoRoomForPool(
+            f"--kv-memory is {options.kv_memory_bytes} bytes and one block of "
+            f"{options.block_size} tokens needs {block_bytes}",
+            needed_bytes=block_bytes,
+            available_bytes=options.kv_memory_bytes,
+        )
+    layout = PoolLayout(shape, options.block_size, num_blocks)
+    num_host_blocks = options.host_memory_bytes // block_bytes
+    num_frames = num_blocks + num_host_blocks
+    memory = storage.create(layout, num_host_blocks, size_bytes(num_frames, layout.block_size))
+    try:
+        found = Recovered(layout, num_host_blocks, secrets.randbits(64))
+        return _attach(options, memory, Journal(memory.journal, reached), found, reached)
+    except BaseException:
+        memory.close()
+        raise
+
+
+def recover(
+    options: ManagerOptions, storage: PoolStorage, reached: Reached
+) -> tuple[Attached | None, Recovered | None, str]:
+    """What an earlier manager has left, and what became of it, in words.
+
+    A pool that does not fit the options is released.
+    """
+    memory = storage.recover()
+    if memory is None:
+        return None, None, ""
+    try:
+        found = recovery.replay(memory.journal.records())
+        _check_fits(options, found)
+        attached = _attach(options, memory, Journal(memory.journal, reached), found, reached)
+    except (ValueError, KvStoreError) as error:
+        memory.close()
+        return None, None, f"an earlier pool was given up: {error}"
+    stats = attached.state.blocks.frames
+    return (
+        attached,
+        found,
+        (f"took over {len(found.sequences)} sequences and {stats.num_cached} cached blocks"),
+    )
+
+
+def repair(options: ManagerOptions, attached: Attached, reached: Reached) -> None:
+    """Derive everything again from the sequences, the pins and the frame records."""
+    before = attached.state
+    found = recovery.found_in(before)
+    found.layout, found.generation = attached.handle.layout, attached.handle.generation
+    found.num_host_blocks = before.blocks.host.num_blocks
+    attached.state = _attach(options, attached.memory, attached.journal, found, reached).state
+    attached.state.carry_over(before)
+
+
+def _attach(
+    options: ManagerOptions,
+    memory: PoolMemory,
+    its_journal: Journal,
+    found: Recovered,
+    reached: Reached,
+) -> Attached:
+    layout = found.layout
+    assert layout is not None
+    handle, host_handle = _handles(memory, layout, found)
+    num_frames = layout.num_blocks + found.num_host_blocks
+    blocks = BlockPool(
+        FrameRecords(num_frames, layout.block_size, memory.frame_records),
+        num_host_blocks=found.num_host_blocks,
+        limits=options.tenants,
+        eviction=options.eviction,
+        reached=reached,
+    )
+    pool_options = PoolOptions(
+        limits=options.tenants,
+        most_pinned=int(layout.num_blocks * options.pin_share),
+        most_pinned_by_tenant=int(layout.num_blocks * options.tenant_pin_share),
+    )
+    costs = SwapCosts(layout.shape.token_bytes, layout.block_size)
+    state = PoolState(blocks, its_journal, pool_options, costs)
+    # Set before, since a number that frame records name must be on paper even if we are
+    # killed in between.
+    blocks.on_root = its_journal.namespace
+    recovery.rebuild(state, found)
+
+    def snapshot() -> Iterable[bytes]:
+        yield journal.pool_record(handle, found.num_host_blocks)
+        yield from recovery.snapshot(state)
+
+    its_journal.snapshot = snapshot
+    its_journal.rewrite()
+    return Attached(handle, host_handle, memory, its_journal, state)
+
+
+def _handles(
+    memory: PoolMemory, layout: PoolLayout, found: Recovered
+) -> tuple[PoolHandle, PoolHandle | None]:
+    handle = PoolHandle(
+        memory.name, memory.offset_bytes, layout.pool_bytes, layout, found.generation
+    )
+    if memory.host_name is None:
+        return handle, None
+    host = PoolLayout(layout.shape, layout.block_size, found.num_host_blocks)
+    return handle, PoolHandle(memory.host_name, 0, host.pool_bytes, host, found.generation)
+
+
+def _check_fits(options: ManagerOptions, found: Recovered) -> None:
+    """Raises ValueError unless the options would give the same pool."""
+    layout = found.layout
+    if layout is None:
+        raise ValueError("its journal is empty")
+    wanted = (
+        options.block_size,
+        options.kv_memory_bytes // layout.block_bytes,
+        options.host_memory_bytes // layout.block_bytes,
+    )
+    present = (layout.block_size, layout.num_blocks, found.num_host_blocks)
+    if wanted != present:
+        raise ValueError(f"it has block size, blocks, host blocks {present}, wanted {wanted}")

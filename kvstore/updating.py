@@ -1,0 +1,116 @@
+"""One driver step's changes in one call, each entry on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from kvstore import growth, pinning
+from kvstore.errors import KvStoreError, OutOfBlocks, QuotaExceeded
+from kvstore.opening import open_sequences
+from kvstore.state import PoolState
+from kvstore.types import (
+    BlockCopy,
+    ExtendPlan,
+    OpenedSequence,
+    OpenPlan,
+    Refusal,
+    Update,
+    UpdateResult,
+)
+
+
+def update(state: PoolState, changes: Update, epoch: int) -> UpdateResult:
+    """See PageManager.update."""
+    result = UpdateResult(extended=[], opened=[], refused=[])
+    state.blocks.host.is_open = changes.runs_copies
+    try:
+        for commit in changes.commits:
+            try:
+                growth.commit_blocks(state, (commit,), epoch)
+            except KvStoreError as error:
+                result.refused.append(_refusal(commit.sequence_id, error))
+        _close(state, changes.closes, epoch, result)
+        _extend_each(state, changes.extends, epoch, result)
+        _open_until_full(state, changes, epoch, result)
+    finally:
+        state.blocks.host.is_open = False
+    copies, transfer = take_copies(state, (one.copies for one in result.opened))
+    return UpdateResult(result.extended, result.opened, result.refused, copies, transfer)
+
+
+def take_copies(
+    state: PoolState, others: Iterable[Sequence[BlockCopy]]
+) -> tuple[list[BlockCopy], int]:
+    """Copies that must come first, and the number of the transfer that `others` are in."""
+    is_host = state.blocks.frames.is_host
+    num_promoted = sum(is_host(copy.source) for copies in others for copy in copies)
+    return state.blocks.host.take_copies(num_promoted)
+
+
+def open_or_yield(
+    state: PoolState, plans: Sequence[OpenPlan], epoch: int, *, copies: bool
+) -> list[OpenedSequence]:
+    """Open; if only pins are in the way, the weakest of them give way."""
+    while True:
+        try:
+            return open_sequences(state, plans, epoch, copies=copies)
+        except OutOfBlocks:
+            if not (_only_pins_are_in_the_way(state, plans) and pinning.yield_one(state)):
+                raise
+
+
+def _only_pins_are_in_the_way(state: PoolState, plans: Sequence[OpenPlan]) -> bool:
+    """While sequences run, their blocks will come free. Pins alone would stay."""
+    if any(not one.is_suspended for one in state.sequences.values()):
+        return False
+    tenants = {state.blocks.tenants.get(plan.namespace.tenant) for plan in plans}
+    needed = sum(state.num_blocks(len(plan.token_ids)) for plan in plans)
+    return len(tenants) == 1 and needed <= state.blocks.tenants.most_blocks(tenants.pop())
+
+
+def _close(state: PoolState, ids: Iterable[str], epoch: int, result: UpdateResult) -> None:
+    closing = {}
+    for sequence_id in ids:
+        sequence = state.sequences.get(sequence_id)
+        if sequence is not None:
+            try:
+                closing[sequence_id] = state.find(sequence_id, epoch)
+            except KvStoreError as error:
+                result.refused.append(_refusal(sequence_id, error))
+    state.close(closing.values())
+
+
+def _extend_each(
+    state: PoolState, plans: Sequence[ExtendPlan], epoch: int, result: UpdateResult
+) -> None:
+    try:  # nearly always there is room for all of them
+        result.extended.extend(growth.extend_sequences(state, plans, epoch))
+    except KvStoreError:
+        for plan in plans:
+            try:
+                result.extended.extend(growth.extend_sequences(state, (plan,), epoch))
+            except KvStoreError as error:
+                result.refused.append(_refusal(plan.sequence_id, error))
+
+
+def _open_until_full(state: PoolState, changes: Update, epoch: int, result: UpdateResult) -> None:
+    full: OutOfBlocks | None = None
+    over_quota: dict[str, QuotaExceeded] = {}
+    for plan in changes.opens:
+        # None overtakes another that waits for the same: the pool's room, or its tenant's.
+        obstacle = full or over_quota.get(plan.namespace.tenant)
+        if obstacle is not None:
+            result.refused.append(_refusal(plan.sequence_id, obstacle))
+            continue
+        try:
+            result.opened.extend(open_or_yield(state, (plan,), epoch, copies=changes.runs_copies))
+        except KvStoreError as error:
+            if isinstance(error, OutOfBlocks):
+                full = error
+            if isinstance(error, QuotaExceeded):
+                over_quota[plan.namespace.tenant] = error
+            result.refused.append(_refusal(plan.sequence_id, error))
+
+
+def _refusal(sequence_id: str, error: KvStoreError) -> Refusal:
+    return Refusal(sequence_id, error.reason, str(error))
