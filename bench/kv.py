@@ -26,6 +26,7 @@ from tqdm import tqdm
 from bench import workload
 from kvstore.attachment import ManagerOptions
 from kvstore.errors import OutOfBlocks
+from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan
@@ -52,7 +53,9 @@ class Replay:
     def __init__(self, shapes: list[workload.Shape], options: argparse.Namespace) -> None:
         self._shapes, self._options = shapes, options
         size = options.num_blocks * options.block_size * SHAPE.token_bytes
-        self.manager = PageManager(ManagerOptions(size, options.block_size), FakeStorage())
+        self.manager = PageManager(
+            ManagerOptions(size, options.block_size, eviction=options.eviction), FakeStorage()
+        )
         self.manager.attach_pool(SHAPE)
         self.seconds: dict[str, float] = {}
         self.counts: dict[str, int] = {}
@@ -161,6 +164,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=64, help="sequences at a time")
     parser.add_argument("--num-blocks", type=int, default=65_536)
     parser.add_argument("--block-size", type=int, default=16, choices=[8, 16, 32])
+    parser.add_argument("--eviction", default=DEFAULT_POLICY, choices=list(POLICIES))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     whole = workload.trace(options.trace, _WHOLE_TRACE)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from kvstore import journal, recovery
 from kvstore.block_pool import BlockPool
 from kvstore.errors import KvStoreError, NoRoomForPool
+from kvstore.eviction import DEFAULT_POLICY
 from kvstore.frame_records import FrameRecords, size_bytes
 from kvstore.journal import Journal
 from kvstore.kill_points import Reached
@@ -32,6 +33,7 @@ class ManagerOptions:
     tenants: Mapping[str, TenantLimits] = field(default_factory=dict)
     pin_share: float = 0.5
     tenant_pin_share: float = 0.5
+    eviction: str = DEFAULT_POLICY
 
 
 @dataclass(slots=True)
@@ -120,6 +122,7 @@ def _attach(
         FrameRecords(num_frames, layout.block_size, memory.frame_records),
         num_host_blocks=found.num_host_blocks,
         limits=options.tenants,
+        eviction=options.eviction,
         reached=reached,
     )
     pool_options = PoolOptions(

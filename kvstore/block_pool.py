@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from kvstore.events import EventLog, EvictionCause
-from kvstore.eviction import LruQueue
+from kvstore.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy
 from kvstore.frame_records import NO_PARENT, FrameRecords
 from kvstore.frames import Frames, Ids
 from kvstore.host_cache import HostCache
@@ -35,17 +35,19 @@ class BlockPool:
         *,
         num_host_blocks: int = 0,
         limits: Mapping[str, TenantLimits] | None = None,
+        eviction: str = DEFAULT_POLICY,
         reached: Reached = ignore,
     ) -> None:
         """All blocks are free. Raises InvalidRequest for limits beyond the pool."""
         self.frames = Frames(records, num_host_blocks, reached)
         self.tree = PrefixTree(records.num_frames, records.block_size)
-        new_queue = partial(LruQueue, self.is_held, itertools.count(1))
+        new_queue = partial(POLICIES[eviction], self.frames.num_blocks, self.is_held)
         self.tenants = Tenants(self.frames.num_blocks, limits or {}, new_queue)
         self.events = EventLog(
             self.tree, records.num_frames, records.block_size, moves=num_host_blocks > 0
         )
-        self.host = HostCache(self.frames, self.tree, self.events, new_queue())
+        host_queue = POLICIES["lru"](num_host_blocks, self.is_held)
+        self.host = HostCache(self.frames, self.tree, self.events, host_queue)
         self.pin_counts = np.zeros(self.frames.num_blocks, np.int32)
         self.evictions: Counter[EvictionCause] = Counter()  # blocks whose KV was given up
         self.clock = 0
@@ -119,7 +121,7 @@ class BlockPool:
         cached, num_freed = self.frames.release(ids[~is_host])
         tenant.count(held=-len(cached) - num_freed, cached=len(cached))
         for node in self.tree.owners[cached].tolist():
-            self._use(node)
+            self._use([node])
 
     def isolate(self, block_id: BlockId) -> None:
         """Let the first block of a node be one of its own, so that it can be held alone."""
@@ -192,6 +194,7 @@ class BlockPool:
             whole = self.tree.upper_part(node, count)
             at = whole.start - first
             old = self.tree.relocate(whole, block_ids[at : at + len(whole.blocks)])
+            self.host.queue.forget(whole)
             self.events.moved(old, whole.blocks[:])
             self.events.arrived(whole.blocks[:])
             self._remember(whole, 0, chain.namespace)
@@ -234,34 +237,34 @@ class BlockPool:
         self._queue_split()
         # Blocks beyond our chain that another sequence with the same ones registered.
         others = set(self.tree.owners[cached].tolist()).difference(path) if len(cached) else ()
-        for node in sorted(others, key=lambda node: -node.start):
-            self._use(node)
-        for node in path:
-            self._use(node)
+        self._use([*sorted(others, key=lambda node: -node.start), *path])
 
-    def _use(self, node: Node) -> None:
-        queue = self.queue_of(node)
-        queue.use(node)
-        self.clock += 1
-        self.frames.records.last_uses[_ids(node.blocks)] = self.clock
-        if not self.is_held(node):
-            queue.push(node)
+    def _use(self, nodes: list[Node]) -> None:
+        """Use nodes of one path, deepest first. Those in the host pool are the deepest."""
+        for queue, group in itertools.groupby(nodes, self.queue_of):
+            its = list(group)
+            queue.use(its)
+            for node in its:
+                self.clock += 1
+                self.frames.records.last_uses[_ids(node.blocks)] = self.clock
+                if not self.is_held(node):
+                    queue.push(node)
 
     def _evict(self, partition: Partition, num_blocks: int, cause: EvictionCause) -> None:
         """Make one node's last blocks free, no more than `num_blocks` of them."""
-        node = partition.queue.pop()
-        if node is None:
+        victim = partition.queue.pop(num_blocks)
+        if victim is None:
             raise AssertionError("a cached block is in no node that can be evicted")
+        node, num_last = victim
         tenant = self.tenant_of(node)
-        num_last = min(num_blocks, len(node.blocks))
         num_freed = self.host.demote(node, num_last)
-        if not num_freed:
+        if num_freed:
+            partition.queue.forget(node)
+        else:
             # What is below can only be found through this one: blocks of sequences with an
             # own copy of it, and the host pool's.
             num_freed = self._forget(self.tree.prune(node), EvictionCause.PREFIX)
             num_freed += self._forget(self.tree.trim(node, num_last), cause)
-            if node.is_alive:
-                partition.queue.push(node)
         tenant.count(cached=-num_freed)
         self._queue_split()
 
@@ -290,7 +293,7 @@ class BlockPool:
         number = int(self.frames.records.namespaces[node.blocks[0]])
         return self.tenants.get(self.tree.namespace_of(number).tenant)
 
-    def queue_of(self, node: Node) -> LruQueue:
+    def queue_of(self, node: Node) -> EvictionPolicy:
         if self.frames.is_host(node.blocks[0]):
             return self.host.queue
         return self.tenant_of(node).partition.queue

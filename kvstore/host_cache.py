@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvstore.events import EventLog, EvictionCause
-from kvstore.eviction import LruQueue
+from kvstore.eviction import EvictionPolicy
 from kvstore.frame_records import NO_PARENT
 from kvstore.frames import Frames, Ids
 from kvstore.prefix_tree import Node, PrefixTree
@@ -38,7 +38,9 @@ class HostCache:
     until the transfer is completed.
     """
 
-    def __init__(self, frames: Frames, tree: PrefixTree, events: EventLog, queue: LruQueue) -> None:
+    def __init__(
+        self, frames: Frames, tree: PrefixTree, events: EventLog, queue: EvictionPolicy
+    ) -> None:
         self._frames, self._tree, self._events = frames, tree, events
         self.queue = queue
         self.num_blocks = frames.host.num_blocks
@@ -97,15 +99,12 @@ class HostCache:
         """Give up what is worth least until `count` blocks are free; how many there are."""
         region = self._frames.host
         while region.num_free < count:
-            node = self.queue.pop()
-            if node is None:
+            victim = self.queue.pop(count - region.num_free)
+            if victim is None:
                 break
-            missing = count - region.num_free
+            node, num_last = victim
             self._forget(self._tree.prune(node), EvictionCause.PREFIX)
-            last = self._tree.trim(node, min(missing, len(node.blocks)))
-            self._forget(last, EvictionCause.ROOM)
-            if node.is_alive:
-                self.queue.push(node)
+            self._forget(self._tree.trim(node, num_last), EvictionCause.ROOM)
         return region.num_free
 
     def _forget(self, block_ids: array[int], cause: EvictionCause) -> None:
@@ -170,8 +169,9 @@ class HostCache:
 
     def use(self, block_ids: Ids) -> None:
         """Cached blocks of ours were let go of: the nodes they are in are evictable."""
-        for node in sorted(self._nodes(block_ids), key=lambda node: -node.start):
-            self.queue.use(node)
+        nodes = sorted(self._nodes(block_ids), key=lambda node: -node.start)
+        self.queue.use(nodes)
+        for node in nodes:
             self.queue.push(node)
 
     def _settle(self, block_ids: Ids) -> None:

@@ -10,6 +10,7 @@ from kvstore import attachment, audit, growth, insight, pinning, sharing, swappi
 from kvstore.attachment import Attached, ManagerOptions
 from kvstore.errors import InvalidRequest, LayoutMismatch, LeaseLapsed, PoolNotAttached
 from kvstore.events import EventLog
+from kvstore.eviction import POLICIES
 from kvstore.kill_points import Reached, ignore
 from kvstore.ports import PoolStorage
 from kvstore.posix_pool import PosixStorage
@@ -66,10 +67,13 @@ class PageManager:
         `clock`: seconds, the same for all processes of this machine.
 
         Raises:
-            InvalidRequest: the block size is not 8, 16 or 32.
+            InvalidRequest: the block size is not 8, 16 or 32, or there is no such eviction
+                policy.
         """
         if options.block_size not in BLOCK_SIZES:
             raise InvalidRequest("block_size", f"{options.block_size} is not one of {BLOCK_SIZES}")
+        if options.eviction not in POLICIES:
+            raise InvalidRequest("eviction", f"{options.eviction!r} is not one of {list(POLICIES)}")
         self._options = options
         self._storage = PosixStorage() if storage is None else storage
         self._reached = reached

@@ -21,10 +21,10 @@ class Node:
     """A run of consecutive blocks that nothing branches off within.
 
     States: alive, dead (evicted; whoever remembers it looks again). `start` is the number
-    of blocks before it. `data` are its tokens, `blocks` where their KV is. `stamp` grows
-    with use. Whoever holds a block of it holds them all, since it is split where a match
-    ends. All its blocks are in one memory; while it `is_arriving`, their contents are not
-    there yet, and no match finds it.
+    of blocks before it. `data` are its tokens, `blocks` where their KV is. `stamp` and
+    `record` are what the eviction policy knows of it. Whoever holds a block of it holds them
+    all, since it is split where a match ends. All its blocks are in one memory; while it
+    `is_arriving`, their contents are not there yet, and no match finds it.
     """
 
     __slots__ = (
@@ -35,6 +35,7 @@ class Node:
         "is_alive",
         "is_arriving",
         "parent",
+        "record",
         "stamp",
         "start",
     )
@@ -47,6 +48,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.grower: Chain | None = None  # may append to it, having begun it
         self.stamp = 0
+        self.record: Any = None
         self.is_alive = True
         self.is_arriving = False
 
@@ -349,7 +351,8 @@ class PrefixTree:
         parent, size = node.parent, self.block_bytes
         assert parent is not None
         upper = Node(parent, node.start, node.blocks[:count], node.data[: count * size])
-        upper.stamp, upper.is_arriving = node.stamp, node.is_arriving
+        upper.stamp, upper.record = node.stamp, node.record
+        upper.is_arriving = node.is_arriving
         parent.children[bytes(node.data[:size])] = upper
         del node.blocks[:count]
         del node.data[: count * size]

@@ -341,7 +341,7 @@ def _queue(blocks: BlockPool) -> None:
     nodes = sorted(_by_use(blocks, last_uses), key=lambda pair: (pair[0], -pair[1].start))
     for _, node in nodes:
         queue = blocks.queue_of(node)
-        queue.use(node)
+        queue.use([node])
         if not blocks.is_held(node):
             queue.push(node)
 

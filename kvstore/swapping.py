@@ -185,6 +185,7 @@ def _keep(state: PoolState, sequence: Sequence, node: Node) -> int:
     blocks.host.is_open = is_open
     if not moved:
         return 0  # something else is below it in the page pool: it stays there as well
+    tenant.partition.queue.forget(node)
     tenant.count(cached=-moved)
     blocks.frames.hold(np.array(node.blocks, np.int32))
     sequence.host_ids.extend(node.blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kvstore.errors import InvalidRequest, OutOfBlocks, QuotaExceeded
-from kvstore.eviction import LruQueue
+from kvstore.eviction import EvictionPolicy
 from kvstore.types import TenantLimits, TenantUsage
 
 _NO_LIMITS = TenantLimits()
@@ -17,7 +17,7 @@ class Partition:
     `queue` are those of its nodes that may be evicted.
     """
 
-    def __init__(self, limits: TenantLimits, queue: LruQueue) -> None:
+    def __init__(self, limits: TenantLimits, queue: EvictionPolicy) -> None:
         self.floor = limits.floor
         self.queue = queue
         self.num_held = 0
@@ -86,7 +86,7 @@ class Tenants:
         self,
         num_blocks: int,
         limits: Mapping[str, TenantLimits],
-        new_queue: Callable[[], LruQueue],
+        new_queue: Callable[[], EvictionPolicy],
     ) -> None:
         """Raises InvalidRequest for limits that contradict each other or the pool."""
         self._num_blocks = num_blocks

@@ -47,7 +47,9 @@ def stub(channel):
 
 
 def held_blocks(url):
-    [value] = re.findall(r"^quire_kvstore_held (\S+)$", httpx.get(f"{url}/metrics").text, re.M)
+    [value] = re.findall(
+        r'^quire_kvstore_blocks{state="held"} (\S+)$', httpx.get(f"{url}/metrics").text, re.M
+    )
     return float(value)
 
 

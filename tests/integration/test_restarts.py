@@ -139,8 +139,7 @@ def test_a_killed_kvstore_is_replaced_under_the_running_others(cell):
         time.sleep(0.2)
         answer = cell.complete()
     assert text(answer) == text(first)
-    assert cached_tokens(answer) == 0, "the pages went with the kvstore"
-    assert cached_tokens(cell.complete()) > 0
+    assert cached_tokens(answer) > 0, "the pages outlive the kvstore"
 
 
 def test_killing_compute_again_and_again_leaves_no_trace(cell):
@@ -165,7 +164,10 @@ def test_killing_compute_again_and_again_leaves_no_trace(cell):
 
 def metric(cell: Cell, name: str) -> float:
     lines = httpx.get(f"http://{cell.http}/metrics").text.splitlines()
-    return next(float(line.split(" ")[1]) for line in lines if line.startswith(f"{name} "))
+    return next(float(line.split(" ")[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+HELD = 'quire_kvstore_blocks{state="held"}'
 
 
 def test_a_gateway_killed_under_load_leaves_nothing_held(cell):
@@ -173,15 +175,15 @@ def test_a_gateway_killed_under_load_leaves_nothing_held(cell):
     with ThreadPoolExecutor(16) as clients:
         begun = [clients.submit(post_until_cut, cell, f"{i} {PROMPT}") for i in range(16)]
         deadline = time.monotonic() + 30
-        while metric(cell, "quire_kvstore_held") < 64 and time.monotonic() < deadline:
+        while metric(cell, HELD) < 64 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert metric(cell, "quire_kvstore_held") >= 64
+        assert metric(cell, HELD) >= 64
         cell.kill("gateway")
         assert not [one.result() for one in begun if one.result()]
     cell.start("gateway")
     cell.wait_ready()
     assert metric(cell, "quire_kvstore_sequences") == 0
-    assert metric(cell, "quire_kvstore_held") == 0
+    assert metric(cell, HELD) == 0
     assert text(cell.complete())
 
 

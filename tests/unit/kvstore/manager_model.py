@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kvstore.attachment import ManagerOptions
 from kvstore.errors import OutOfBlocks, QuotaExceeded
+from kvstore.eviction import DEFAULT_POLICY
 from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import ExtendPlan, KvShape, Namespace, OpenPlan
@@ -38,6 +39,7 @@ class ManagerModel:
     """A page manager beside what must be true of it."""
 
     block_size = 8
+    eviction = DEFAULT_POLICY
 
     def begin(self, num_blocks: int, num_host_blocks: int = 0, limits=None) -> None:
         self.num_blocks = num_blocks
@@ -47,6 +49,7 @@ class ManagerModel:
             self.block_size,
             num_host_blocks * block_bytes,
             limits or {},
+            eviction=self.eviction,
         )
         self.now = 0.0
         self.storage = FakeStorage()

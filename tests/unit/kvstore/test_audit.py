@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.types import CommitPlan, Namespace, PinPlan
 
 OTHER = Namespace(b"m" * 32, tenant="t")
@@ -46,7 +47,9 @@ def miscount_the_cached(state):
 
 
 def empty_the_queue(state):
-    state.blocks.tenants.get("").partition.queue._heap.clear()
+    blocks = state.blocks
+    empty = POLICIES[DEFAULT_POLICY](12, blocks.is_held)
+    blocks.tenants.get("").partition.queue = empty
 
 
 def leak_a_reference(state):

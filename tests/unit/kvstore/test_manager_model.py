@@ -21,6 +21,7 @@ from kvstore.errors import (
     SequenceNotSuspended,
     SequenceSuspended,
 )
+from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.types import (
     CommitPlan,
     ExtendPlan,
@@ -519,10 +520,11 @@ class PageManagerMachine(ManagerModel, RuleBasedStateMachine):
                 assert self.slots[self.slot(held, position)] == expected
 
 
-def case(size: int):
-    machine = type(f"BlockSize{size}", (PageManagerMachine,), {"block_size": size})
+def case(size: int, eviction: str = DEFAULT_POLICY, num_examples: int = 60):
+    parts = {"block_size": size, "eviction": eviction}
+    machine = type(f"BlockSize{size}{eviction}", (PageManagerMachine,), parts)
     machine.TestCase.settings = settings(
-        max_examples=60,
+        max_examples=num_examples,
         stateful_step_count=40,
         deadline=None,
         suppress_health_check=list(HealthCheck),
@@ -531,3 +533,10 @@ def case(size: int):
 
 
 TestBlockSize8, TestBlockSize16, TestBlockSize32 = case(8), case(16), case(32)
+TestGdsf, TestLhd = case(8, "gdsf", 30), case(8, "lhd", 30)
+TestLru, TestS3Fifo = case(8, "lru", 30), case(8, "s3-fifo", 30)
+
+
+def test_every_policy_has_a_machine():
+    machines = [TestGdsf, TestLhd, TestLru, TestS3Fifo]
+    assert len(machines) == len(POLICIES)
