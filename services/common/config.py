@@ -194,6 +194,9 @@ class PoolSettings(_Settings):
     tenants: Tenants = Field(
         "", description="blocks that tenants are sure of and may have: NAME=FLOOR:QUOTA,…"
     )
+    eviction: Literal["gdsf", "lhd", "lru", "s3-fifo"] = Field(
+        "lhd", description="which cached blocks go first when room is needed"
+    )
     pin_share: float = Field(0.5, ge=0, le=1, description="share of the pool that pins may hold")
     tenant_pin_share: float = Field(
         0.5, ge=0, le=1, description="share of the pool that one tenant's pins may hold"

@@ -65,6 +65,7 @@ def manager_options(settings: config.PoolSettings) -> ManagerOptions:
         block_size=settings.block_size,
         host_memory_bytes=config.memory_bytes(settings.host_memory),
         tenants={name: TenantLimits(*pair) for name, pair in limits.items()},
+        eviction=settings.eviction,
         pin_share=settings.pin_share,
         tenant_pin_share=settings.tenant_pin_share,
     )

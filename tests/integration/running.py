@@ -27,7 +27,7 @@ def free_port() -> int:
 def pools_of(kvstore: psutil.Process) -> set[Path]:
     """The shared memory that a kvstore owns. Others on this machine have theirs."""
     paths = {Path(file.path) for file in kvstore.open_files()}
-    return {path for path in paths if path.name.startswith("quire-")}
+    return {path for path in paths if path.name.startswith("quire-") and not path.suffix}
 
 
 @dataclass

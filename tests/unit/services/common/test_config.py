@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import typing
+
 import psutil
 import pytest
 
+from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from services.common import config
 from services.common.config import ConfigError
 
@@ -44,6 +47,39 @@ def test_what_config_prints_gives_the_same_settings(tmp_path):
     settings = load("--block-size", "8", "--kv-memory", "64MiB", "--step-timeout", "2.5")
     (tmp_path / "quire.toml").write_text(config.to_toml(settings))
     assert load() == settings
+
+
+def test_every_eviction_policy_can_be_chosen():
+    choices = typing.get_args(config.PoolSettings.model_fields["eviction"].annotation)
+    assert list(choices) == sorted(POLICIES)
+    assert load().eviction == DEFAULT_POLICY
+
+
+def test_limits_of_tenants():
+    assert config.tenant_limits("") == {}
+    text = "acme=100:400, beta=5,free=:50,none=:"
+    assert config.tenant_limits(text) == {
+        "acme": (100, 400),
+        "beta": (5, None),
+        "free": (0, 50),
+        "none": (0, None),
+    }
+    assert load("--tenants", text).tenants == text
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("acme", "NAME=FLOOR"),
+        ("=3", "NAME=FLOOR"),
+        ("a=3:2", "below the floor"),
+        ("a=:0", "or 0"),
+        ("a=1,a=2", "twice"),
+        ("a=-1", "NAME=FLOOR"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(text, words):
+    assert words in refusal("--tenants", text)
 
 
 @pytest.mark.parametrize(
