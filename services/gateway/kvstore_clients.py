@@ -18,6 +18,7 @@ from kvstore.manager import PageManager
 from services.common import pool_stats
 from services.common.server import CHANNEL_OPTIONS
 from services.gateway.unavailable import unavailable
+from services.gateway.update_stream import UpdateStream
 
 # The page manager answers in milliseconds; one that takes longer than this is stuck.
 _CALL_SECONDS = 10.0
@@ -33,6 +34,7 @@ class GrpcKvStore:
         """`target` is HOST:PORT or unix:PATH. Connects when first used."""
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub = kvstore_pb2_grpc.KvCacheServiceStub(self._channel)
+        self._updates = UpdateStream(self._stub, _CALL_SECONDS)
         self._epoch = 0
 
     async def become_driver(self, driver_id: str) -> None:
@@ -64,11 +66,12 @@ class GrpcKvStore:
         return pool_stats.from_message(response)
 
     async def close(self) -> None:
+        self._updates.close()
         await self._channel.close()
 
     async def _send_update(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
         request.driver_epoch = self._epoch
-        return await _call(self._stub.UpdateSequences, request)
+        return await self._updates.send(request)
 
 
 class LocalKvStore:
