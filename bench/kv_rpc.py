@@ -80,7 +80,7 @@ async def run(address: str, options: argparse.Namespace) -> dict[str, list[float
         async def unary(plans: list[Any]) -> None:
             await stub.ExtendSequences(pb.ExtendSequencesRequest(plans=plans))
 
-        async def empty(plans: list[Any]) -> None:
+        async def empty(_: list[Any]) -> None:
             await stub.ExtendSequences(pb.ExtendSequencesRequest())
 
         call = stub.DriveSequences()
