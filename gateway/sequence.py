@@ -23,6 +23,7 @@ class Sequence:
     max_length: int  # prompt and answer
     token_ids: list[int]
     num_losses: int = 0  # times that the workers were lost while it was being opened
+    was_preempted: bool = False
 
     # The rest belongs to one opening; `forget` starts afresh.
     id: str = ""
