@@ -147,14 +147,20 @@ class Scheduler:
         failures, self._failures = self._failures, []
         return failures
 
-    def abandon(self) -> list[Sequence]:
+    def abandon(self, *, is_theirs: bool = False) -> list[Sequence]:
         """The workers are lost: forget all that is open.
 
-        Returns the sequences that were running, which have ended. Those being opened wait
-        again, but not for ever: it may be they that the workers cannot bear.
+        What was running or being opened waits again, in the order of arrival, with the
+        tokens it has; but not for ever without a token in between, since it may be this
+        that the workers cannot bear. `is_theirs`: it is known to be what was running.
+        Returns the sequences that have ended.
         """
-        lost = list(self._running.values())
+        lost: list[Sequence] = []
         again: list[Sequence] = []
+        for sequence in self._running.values():
+            sequence.num_losses += 1
+            is_given_up = is_theirs or sequence.num_losses >= _MAX_LOSSES
+            (lost if is_given_up else again).append(sequence)
         for sequence in self._opening.values():
             sequence.num_losses += 1
             (again if sequence.num_losses < _MAX_LOSSES else lost).append(sequence)
@@ -318,6 +324,7 @@ class Scheduler:
                 self._retire(sequence)
             elif token := drawn.get(sequence.id):
                 sequence.token_ids.append(token.token_id)
+                sequence.num_losses = 0
                 finish = self._finish_of(sequence)
                 if finish:
                     self.end(sequence)

@@ -110,7 +110,7 @@ def test_only_steps_that_are_mostly_prefill_tell_what_it_costs(scheduler):
 
 def test_lost_workers_take_their_copies_along(scheduler):
     start(scheduler, range(10), 6, [FIRST])
-    scheduler.abandon()
+    scheduler.abandon(is_theirs=True)
     start(scheduler, range(10), 0, [])
     assert scheduler.plan_step().copies == []
     assert scheduler.plan_update().completed_transfer == 0
