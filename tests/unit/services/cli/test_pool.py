@@ -6,11 +6,15 @@ import fcntl
 import json
 import os
 import tempfile
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from kvstore.types import PoolStats
 from services.cli import pool, runtime_folder
-from services.cli.kvstore_client import address_of
+from services.cli.kvstore_client import KvStoreSilent, address_of
+from services.cli.pool_screen import PoolView
 
 
 async def test_a_screen_shows_counts_tenants_pins_and_sequences(busy, address, quire):
@@ -60,6 +64,36 @@ async def test_watching_goes_on_until_it_is_interrupted(busy, address, quire, mo
     monkeypatch.setattr(pool.time, "sleep", pause)
     status, out, _ = await quire("pool", "--watch", "--json", "--kvstore", address)
     assert (status, len(out.splitlines())) == (0, 3)
+
+
+def test_a_kvstore_that_falls_silent_may_come_back_while_it_is_watched(monkeypatch):
+    looks = iter(["the kvstore is gone", "", KeyboardInterrupt])
+
+    class Changing:
+        address = "somewhere"
+
+        def stats(self):
+            trouble = next(looks)
+            if trouble is KeyboardInterrupt:
+                raise trouble
+            if trouble:
+                raise KvStoreSilent(trouble)
+            return PoolStats(num_blocks=77, num_free=77)
+
+        def pins(self):
+            return []
+
+        def sequences(self, most):
+            return []
+
+    monkeypatch.setattr(pool.time, "sleep", lambda seconds: None)
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, height=30)
+    with pytest.raises(KeyboardInterrupt):
+        pool._watch(Changing(), PoolView("somewhere", PoolStats(), [], []), console)
+    shown = screen.getvalue()
+    assert shown.index("the kvstore is gone") < shown.index("of 77")
+    assert "the kvstore is gone" not in shown[shown.index("of 77") :]
 
 
 async def test_no_kvstore_is_one_line(quire):
