@@ -14,7 +14,7 @@ from quire.kvstore.v1 import kvstore_pb2_grpc
 from gateway import ports
 from gateway.errors import WorkerUnavailable
 from kvstore import types as kv
-from kvstore.errors import KvStoreError, OutOfBlocks
+from kvstore.errors import KvStoreError, OutOfBlocks, QuotaExceeded
 from kvstore.manager import PageManager
 from services.common import pool_stats
 from services.common.durations import duration
@@ -150,7 +150,7 @@ def _batches(opens: Sequence[ports.OpenPlan]) -> Iterator[list[ports.OpenPlan]]:
 
 def _stops_opens(refusal: ports.Refusal, update: ports.Update) -> bool:
     """An open that found no room: those behind it must not overtake it."""
-    return refusal.reason == OutOfBlocks.reason and any(
+    return refusal.reason in (OutOfBlocks.reason, QuotaExceeded.reason) and any(
         plan.sequence_id == refusal.sequence_id for plan in update.opens
     )
 
