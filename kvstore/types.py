@@ -133,13 +133,14 @@ class OpenedSequence:
     copies: list[BlockCopy] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+# One for each sequence of every step. Frozen ones would take five times as long to make.
+@dataclass(slots=True)
 class ExtendPlan:
     sequence_id: str
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ExtendedSequence:
     """Blocks `block_ids` now stand in the table from index `first_index` on.
 
@@ -179,7 +180,7 @@ class TruncatePlan:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CommitPlan:
     """The KV of the first `num_computed_tokens` tokens is in the pool.
 
