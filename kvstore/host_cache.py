@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Iterable
@@ -50,7 +51,9 @@ class HostCache:
         self._sizes: dict[int, int] = {}  # copies of each transfer that is under way
         self._copies: list[BlockCopy] = []
         self._arrivals: deque[_Arrival] = deque()
-        self._transfer = 1
+        # Above those of managers before us: a driver that outlived one may still say that
+        # their copies were run, which says nothing of ours.
+        self._transfer = time.time_ns()
 
     def demote(self, node: Node, count: int) -> int:
         """Move up to `count` last blocks of a node of the page pool here; how many.
