@@ -27,8 +27,8 @@ from bench import workload
 from kvstore.attachment import ManagerOptions
 from kvstore.errors import OutOfBlocks
 from kvstore.eviction import DEFAULT_POLICY, POLICIES
-from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
+from kvstore.posix_pool import PosixStorage
 from kvstore.types import CommitPlan, ExtendPlan, KvShape, Namespace, OpenPlan
 
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
@@ -54,7 +54,7 @@ class Replay:
         self._shapes, self._options = shapes, options
         size = options.num_blocks * options.block_size * SHAPE.token_bytes
         self.manager = PageManager(
-            ManagerOptions(size, options.block_size, eviction=options.eviction), FakeStorage()
+            ManagerOptions(size, options.block_size, eviction=options.eviction), PosixStorage()
         )
         self.manager.attach_pool(SHAPE)
         self.seconds: dict[str, float] = {}
@@ -173,9 +173,11 @@ def main() -> None:
     shapes = [shape for shape in whole if shape.num_input <= options.most_input]
     replay = Replay(shapes[: options.num_requests], options)
     replay.run()
-    show(replay.report())
+    report = replay.report()
+    replay.manager.close()
+    show(report)
     if options.json:
-        options.json.write_text(json.dumps(replay.report(), indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from compute.batching import PackedStep, pack
+from compute.block_copies import run_copies
 from compute.kernels import Kernels
 from compute.model import LlamaDecoder
 from compute.pool import AttachedPool
@@ -71,10 +72,12 @@ class StepRunner:
         handle = self._provider.attach_pool(self._info.kv_shape)
         if handle.generation == self._pool.handle.generation:
             return
-        old = self._pool
+        old, old_host = self._pool, self._host
         self._attach(handle)
         self.reset()
         old.close()
+        if old_host is not None:
+            old_host.close()
 
     def reset(self) -> None:
         """Forget all sequences."""
@@ -85,6 +88,8 @@ class StepRunner:
         self.reset()
         self._kv_layers = []
         self._pool.close()
+        if self._host is not None:
+            self._host.close()
 
     def run(self, step: Step) -> StepResult:
         """Run one step and append what it sampled.
@@ -102,15 +107,19 @@ class StepRunner:
             step,
             self._sequences,
             layout,
+            num_host_blocks=self._num_host_blocks,
             vocab_size=self._info.vocab_size,
             max_sequence_length=self._info.max_sequence_length,
         )
         packed = pack(step.chunks, plan.sequences, layout.block_size)
+        copying = time.perf_counter()
         if step.copies:
-            self._kernels.copy_blocks(pool, [(copy.source, copy.target) for copy in step.copies])
+            host = self._host.tensor if self._host is not None else None
+            run_copies(self._kernels, pool, host, step.copies)
+        copied = time.perf_counter() - copying
         tokens = self._compute(step, plan.sequences, packed) if step.chunks else []
         self._adopt(plan, tokens)
-        return StepResult(step.step_id, tokens, time.perf_counter() - started)
+        return StepResult(step.step_id, tokens, time.perf_counter() - started, copied)
 
     def _compute(
         self, step: Step, sequences: Sequence[KnownSequence], packed: PackedStep
@@ -138,8 +147,11 @@ class StepRunner:
             self._sequences[token.sequence_id].token_ids.append(token.token_id)
 
     def _attach(self, handle: PoolHandle) -> None:
+        host = handle.host
+        attached = AttachedPool(host, self._info.kv_shape) if host is not None else None
         pool = AttachedPool(handle, self._info.kv_shape)
-        self._pool = pool
+        self._pool, self._host = pool, attached
+        self._num_host_blocks = host.layout.num_blocks if host is not None else 0
         self._kv_layers = list(pool.tensor.unbind(1))
 
 

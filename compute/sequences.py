@@ -49,6 +49,7 @@ class StepPlan:
         known: Mapping[str, KnownSequence],
         layout: PoolLayout,
         *,
+        num_host_blocks: int = 0,
         vocab_size: int,
         max_sequence_length: int,
     ) -> None:
@@ -61,6 +62,7 @@ class StepPlan:
         self.changed: dict[str, KnownSequence] = {}
         self._known = known
         self._layout = layout
+        self._num_host_blocks = num_host_blocks
         self._vocab_size = vocab_size
         self._max_length = max_sequence_length
         for state in step.sequences:
@@ -112,8 +114,8 @@ class StepPlan:
         self._check_blocks(f"sequence {sequence_id!r}", block_ids)
         return np.asarray(block_ids, dtype=np.int32)
 
-    def _check_blocks(self, owner: str, block_ids: Iterable[int]) -> None:
-        num_blocks = min(self._layout.num_blocks, _INT32.max)
+    def _check_blocks(self, owner: str, block_ids: Iterable[int], num_others: int = 0) -> None:
+        num_blocks = min(self._layout.num_blocks + num_others, _INT32.max)
         for block_id in block_ids:
             if not 0 <= block_id < num_blocks:
                 raise InvalidStep(
@@ -122,7 +124,7 @@ class StepPlan:
 
     def _check_copies(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
-            self._check_blocks("copy", (copy.source, copy.target))
+            self._check_blocks("copy", (copy.source, copy.target), self._num_host_blocks)
 
     def _check_chunks(self, chunks: Sequence[Chunk]) -> list[KnownSequence]:
         seen: set[str] = set()

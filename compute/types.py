@@ -34,6 +34,7 @@ class PoolHandle:
     size_bytes: int
     layout: PoolLayout
     generation: int
+    host: PoolHandle | None = None  # of the host pool beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class TableExtension:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
+    """Ids from the pool's number of blocks on are those of the host pool."""
+
     source: int
     target: int
 
@@ -108,6 +111,7 @@ class StepResult:
     step_id: int
     tokens: list[SampledToken] = field(default_factory=list)
     elapsed: float = 0.0
+    copy_elapsed: float = 0.0  # of that
 
 
 @dataclass(frozen=True, slots=True)

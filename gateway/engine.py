@@ -187,10 +187,12 @@ class Engine:
             except GatewayError as error:
                 _log.warning("lost a worker: %s", error)
                 self._obstacle = str(error)
-                await self._lose_workers(error)
+                # A worker that refuses what it is told would refuse it again.
+                is_theirs = not isinstance(error, WorkerUnavailable)
+                await self._lose_workers(error, is_theirs=is_theirs)
             except Exception:
                 _log.exception("the engine failed; it starts afresh")
-                await self._lose_workers(GatewayError("the engine failed"))
+                await self._lose_workers(GatewayError("the engine failed"), is_theirs=True)
             await asyncio.sleep(self._settings.first_backoff)
 
     async def _serve(self) -> None:
@@ -320,11 +322,11 @@ class Engine:
                 length,
             )
 
-    async def _lose_workers(self, error: GatewayError) -> None:
-        """End what was running; keep what waits. The next driver closes the sequences."""
+    async def _lose_workers(self, error: GatewayError, *, is_theirs: bool = False) -> None:
+        """Let what was running wait, or end it; the next driver closes the sequences."""
         self._is_connected, self._blocked_since = False, None
         await self._deliver()
-        for sequence in self._scheduler.abandon():
+        for sequence in self._scheduler.abandon(is_theirs=is_theirs):
             self._fail(sequence, error)
         await self._workers.disconnect()
 

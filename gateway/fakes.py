@@ -338,6 +338,8 @@ class FakeStream:
         size = self._compute.kv.block_size
         if not start < end <= len(known.token_ids):
             raise ContractBroken(f"{sequence_id}: tokens [{start}, {end}) are not known")
+        if sequence_id not in self._compute.kv.sequences:
+            raise WorkerUnavailable("the pool of the fake kvstore was replaced")
         table = self._compute.kv.sequences[sequence_id].block_ids
         if known.block_ids != table[: len(known.block_ids)]:
             raise ContractBroken(f"{sequence_id}: not the kvstore's table")

@@ -6,7 +6,7 @@ Both may be processes behind gRPC or objects in this process; `services/` has bo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 
@@ -53,23 +53,35 @@ class ModelInfo:
 # --- the page manager -------------------------------------------------------
 
 
+class BlockCopy(NamedTuple):
+    """Ids from the pool's number of blocks on are those of the host pool."""
+
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
-    """`request_id` is for the log only."""
+    """`request_id` is for the log only. What a resumption finds is not counted as a hit."""
 
     sequence_id: str
     token_ids: Sequence[int]
     namespace: Namespace
     request_id: str = ""
+    is_resumption: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedSequence:
-    """`num_cached_tokens` leading tokens are computed already; fewer than the prompt has."""
+    """The KV of `num_cached_tokens` leading tokens is there once `copies` were run.
+
+    They are fewer than the prompt has.
+    """
 
     sequence_id: str
     block_ids: list[int]
     num_cached_tokens: int
+    copies: Sequence[BlockCopy] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +126,37 @@ class Refusal:
 class Update:
     """One step's changes, applied in the order of the fields, each entry on its own.
 
-    `opens` stop at the first that finds no room, so that none overtakes another.
+    `opens` stop at the first that finds no room, so that none overtakes another. The
+    copies of transfers up to `completed_transfer` were run, in `copy_seconds`; computing
+    `num_prefill_tokens` prompt tokens took `prefill_seconds`.
     """
 
     commits: Sequence[CommitPlan] = ()
     closes: Sequence[str] = ()
     extends: Sequence[ExtendPlan] = ()
     opens: Sequence[OpenPlan] = ()
+    completed_transfer: int = 0
+    copy_seconds: float = 0.0
+    num_prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self.commits or self.closes or self.extends or self.opens)
+        changes = (self.commits, self.closes, self.extends, self.opens)
+        return any(changes) or bool(self.completed_transfer)
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
+    """`copies` are to be run before those of single sequences, and all before any write.
+
+    `transfer`: what to tell the kvstore when they were; 0: nothing.
+    """
+
     extended: list[ExtendedSequence]
     opened: list[OpenedSequence]
     refused: list[Refusal]
+    copies: list[BlockCopy] = field(default_factory=list)
+    transfer: int = 0
 
 
 class KvStore(Protocol):
@@ -194,6 +220,7 @@ class Step:
     closed: Sequence[str] = ()
     sequences: Sequence[SequenceState] = ()
     extensions: Sequence[TableExtension] = ()
+    copies: Sequence[BlockCopy] = ()
     chunks: Sequence[Chunk] = ()
 
 
@@ -206,11 +233,12 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Tokens in the order of the chunks that sample. `elapsed` in seconds."""
+    """Tokens in the order of the chunks that sample. Times in seconds."""
 
     step_id: int
     tokens: list[SampledToken]
     elapsed: float
+    copy_elapsed: float = 0.0  # of that
 
 
 class StepStream(Protocol):

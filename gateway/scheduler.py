@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gateway.copies import CopyQueue
 from gateway.errors import GatewayError, InvalidField, QueueFull, WorkerUnavailable
 from gateway.ports import (
     Chunk,
@@ -34,6 +35,13 @@ from gateway.sequence import Sequence
 from gateway.types import FinishReason
 
 _MAX_LOSSES = 3
+
+# Refusals that more room helps against.
+_NO_ROOM = frozenset({"OUT_OF_BLOCKS", "QUOTA_EXCEEDED"})
+
+# Tokens that a step must have for its time to say what prefills cost.
+_LEAST_PREFILL = 64
+
 _NEVER = ("PROMPT_EXCEEDS_POOL", "INVALID_REQUEST")  # an open that no retry can help
 
 
@@ -88,6 +96,8 @@ class Scheduler:
         self._releases: list[tuple[str, CommitPlan | None]] = []  # for the next update
         self._forgets: list[str] = []  # for the next step
         self._asked: dict[str, int] = {}  # lengths in the update under way
+        self._copies = CopyQueue()
+        self._prefill = (0, 0.0)  # tokens and seconds of the last step that was mostly one
         self._failures: list[tuple[Sequence, GatewayError]] = []
         self._admits = True  # False: no room, and no sequence has ended since
         self._has_ended = False  # a sequence ended since the last update
@@ -137,14 +147,20 @@ class Scheduler:
         failures, self._failures = self._failures, []
         return failures
 
-    def abandon(self) -> list[Sequence]:
+    def abandon(self, *, is_theirs: bool = False) -> list[Sequence]:
         """The workers are lost: forget all that is open.
 
-        Returns the sequences that were running, which have ended. Those being opened wait
-        again, but not for ever: it may be they that the workers cannot bear.
+        What was running or being opened waits again, in the order of arrival, with the
+        tokens it has; but not for ever without a token in between, since it may be this
+        that the workers cannot bear. `is_theirs`: it is known to be what was running.
+        Returns the sequences that have ended.
         """
-        lost = list(self._running.values())
+        lost: list[Sequence] = []
         again: list[Sequence] = []
+        for sequence in self._running.values():
+            sequence.num_losses += 1
+            is_given_up = is_theirs or sequence.num_losses >= _MAX_LOSSES
+            (lost if is_given_up else again).append(sequence)
         for sequence in self._opening.values():
             sequence.num_losses += 1
             (again if sequence.num_losses < _MAX_LOSSES else lost).append(sequence)
@@ -157,6 +173,7 @@ class Scheduler:
         self._releases.clear()
         self._asked = {}
         self._forgets.clear()
+        self._copies = CopyQueue()
         self._admits = True
         return lost
 
@@ -180,7 +197,8 @@ class Scheduler:
         forgets, self._forgets = self._forgets, []
         extensions = [e for sequence in batch if (e := sequence.take_extension())]
         states = [s for sequence in batch if (s := sequence.take_state())]
-        return Step(next(self._step_ids), tuple(forgets), states, extensions, chunks)
+        copies = self._copies.start_step()
+        return Step(next(self._step_ids), tuple(forgets), states, extensions, copies, chunks)
 
     def plan_update(self) -> Update:
         """What the kvstore must do while the step runs, so that the next one can write."""
@@ -201,7 +219,8 @@ class Scheduler:
         if not (commits or closes or needs_blocks or opens):
             extends = []
         self._asked = {plan.sequence_id: plan.length for plan in extends}
-        return Update(commits, closes, extends, opens)
+        prefill, self._prefill = self._prefill, (0, 0.0)
+        return Update(commits, closes, extends, opens, *self._copies.take_done(), *prefill)
 
     def _plan_opens(self) -> list[OpenPlan]:
         """Admit from the head of the queue.
@@ -226,7 +245,13 @@ class Scheduler:
             backlog += len(sequence.token_ids)
             namespace = Namespace(self._fingerprint, tenant=sequence.request.tenant)
             plans.append(
-                OpenPlan(sequence.id, tuple(sequence.token_ids), namespace, sequence.log_id)
+                OpenPlan(
+                    sequence.id,
+                    tuple(sequence.token_ids),
+                    namespace,
+                    sequence.log_id,
+                    sequence.was_preempted,
+                )
             )
         return plans
 
@@ -247,6 +272,7 @@ class Scheduler:
             self.end(victim)
             return
         self._release(victim)
+        victim.was_preempted = True
         self._wait_again([victim])
         self._admits = False
         self.num_preemptions += 1
@@ -259,6 +285,7 @@ class Scheduler:
         Raises WorkerUnavailable if the kvstore does not know what we know.
         """
         self._apply_refusals(result.refused)
+        self._copies.add(result)
         for extended in result.extended:
             if sequence := self._running.get(extended.sequence_id):
                 sequence.grow(extended.first_index, extended.block_ids, self._block_size)
@@ -286,6 +313,8 @@ class Scheduler:
         drawn = {token.sequence_id: token for token in result.tokens}
         if drawn.keys() != {s.id for s in stepped if s.chunk and s.chunk.sample}:
             raise WorkerUnavailable("compute answered with tokens of other sequences")
+        self._copies.end_step(result.copy_elapsed)
+        self._measure(stepped, result)
         emissions = []
         for sequence in stepped:
             assert sequence.chunk is not None
@@ -295,11 +324,18 @@ class Scheduler:
                 self._retire(sequence)
             elif token := drawn.get(sequence.id):
                 sequence.token_ids.append(token.token_id)
+                sequence.num_losses = 0
                 finish = self._finish_of(sequence)
                 if finish:
                     self.end(sequence)
                 emissions.append(Emission(sequence, token, finish))
         return emissions
+
+    def _measure(self, stepped: list[Sequence], result: StepResult) -> None:
+        """Note what prefills cost, from steps that were hardly anything else."""
+        num_tokens = sum(s.chunk.num_tokens for s in stepped if s.chunk)
+        if num_tokens >= max(_LEAST_PREFILL, 4 * len(stepped)):
+            self._prefill = (num_tokens, result.elapsed - result.copy_elapsed)
 
     def _finish_of(self, sequence: Sequence) -> FinishReason | None:
         if sequence.token_ids[-1] in self._eos_ids and not sequence.request.ignore_eos:
@@ -312,14 +348,14 @@ class Scheduler:
         """No room is an answer; anything else means that the kvstore lost our sequences."""
         for refusal in refusals:
             is_open = refusal.sequence_id in self._opening
-            if not (refusal.reason == "OUT_OF_BLOCKS" or (is_open and refusal.reason in _NEVER)):
+            if not (refusal.reason in _NO_ROOM or (is_open and refusal.reason in _NEVER)):
                 raise WorkerUnavailable(f"the kvstore refused: {refusal.reason} {refusal.message}")
         delayed: list[Sequence] = []
         for refusal in refusals:
             sequence = self._opening.pop(refusal.sequence_id, None)
             if sequence is None:
                 self._asked.pop(refusal.sequence_id, None)
-            elif refusal.reason == "OUT_OF_BLOCKS":
+            elif refusal.reason in _NO_ROOM:
                 delayed.append(sequence)
             else:
                 sequence.is_ended = True

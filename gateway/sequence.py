@@ -22,7 +22,8 @@ class Sequence:
     request: GenerationRequest
     max_length: int  # prompt and answer
     token_ids: list[int]
-    num_losses: int = 0  # times that the workers were lost while it was being opened
+    num_losses: int = 0  # times that the workers were lost with it since its last token
+    was_preempted: bool = False
 
     # The rest belongs to one opening; `forget` starts afresh.
     id: str = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvstore import journal, recovery
 from kvstore.block_pool import BlockPool
-from kvstore.errors import KvStoreError, NoRoomForPool
+from kvstore.errors import InvalidRequest, KvStoreError, NoRoomForPool
 from kvstore.eviction import DEFAULT_POLICY
 from kvstore.frame_records import FrameRecords, size_bytes
 from kvstore.journal import Journal
@@ -78,6 +78,9 @@ def recover(
     """What an earlier manager has left, and what became of it, in words.
 
     A pool that does not fit the options is released.
+
+    Raises:
+        InvalidRequest: limits of tenants contradict the pool. It is left as it was.
     """
     memory = storage.recover()
     if memory is None:
@@ -86,6 +89,9 @@ def recover(
         found = recovery.replay(memory.journal.records())
         _check_fits(options, found)
         attached = _attach(options, memory, Journal(memory.journal, reached), found, reached)
+    except InvalidRequest:  # the options are wrong, not what was left
+        memory.leave()
+        raise
     except (ValueError, KvStoreError) as error:
         memory.close()
         return None, None, f"an earlier pool was given up: {error}"

@@ -263,7 +263,8 @@ class BlockPool:
         else:
             # What is below can only be found through this one: blocks of sequences with an
             # own copy of it, and the host pool's.
-            num_freed = self._forget(self.tree.prune(node), EvictionCause.PREFIX)
+            if node.children:
+                num_freed = self._forget(self.tree.prune(node), EvictionCause.PREFIX)
             num_freed += self._forget(self.tree.trim(node, num_last), cause)
         tenant.count(cached=-num_freed)
         self._queue_split()

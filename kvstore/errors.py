@@ -50,7 +50,7 @@ class PromptExceedsPool(InvalidRequest):
     reason = "PROMPT_EXCEEDS_POOL"
 
     def __init__(self, *, needed: int, total: int) -> None:
-        super().__init__("token_ids", f"need {needed} blocks, the pool has {total}")
+        super().__init__("token_ids", f"need {needed} blocks, {total} can be had at most")
         self.metadata |= {"needed_block_count": str(needed), "total_block_count": str(total)}
 
 

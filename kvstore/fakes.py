@@ -13,8 +13,9 @@ class FakeJournalFile:
     def __init__(self) -> None:
         self.kept: list[bytes] = []
 
-    def append(self, record: bytes) -> None:
+    def append(self, record: bytes) -> bool:
         self.kept.append(record)
+        return True
 
     def records(self) -> list[bytes]:
         return list(self.kept)

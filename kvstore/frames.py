@@ -163,8 +163,9 @@ class Frames:
         self._reached("frames.remember.before")
         records = self.records
         records.set_parent(block_ids[0], parent)
-        records.parents[block_ids[1:]] = block_ids[:-1]
-        records.parent_generations[block_ids[1:]] = self.generations[block_ids[:-1]]
+        if len(block_ids) > 1:
+            records.parents[block_ids[1:]] = block_ids[:-1]
+            records.parent_generations[block_ids[1:]] = self.generations[block_ids[:-1]]
         records.namespaces[block_ids] = namespace
         records.tokens[block_ids] = np.frombuffer(data, "<i4").reshape(-1, records.block_size)
         self.findable[block_ids] = True  # last: what is findable is complete

@@ -19,19 +19,19 @@ def extend_sequences(
 ) -> list[ExtendedSequence]:
     """See PageManager.extend_sequences."""
     size, sequences = state.block_size, state.sequences
-    lengths: dict[str, int] = {}
+    lengths: dict[Sequence, int] = {}
     growths: list[tuple[Sequence, int, bool]] = []  # blocks to add, one of them a copy
     copied: Counter[BlockId] = Counter()
     num_needed = num_tokens = 0
     for plan in plans:
-        sequence_id, length = plan.sequence_id, plan.length
-        sequence = sequences.get(sequence_id)
+        length = plan.length
+        sequence = sequences.get(plan.sequence_id)
         if sequence is None or sequence.epoch != epoch or sequence.is_suspended:
-            sequence = state.find_resident(sequence_id, epoch)  # raises
-        before = lengths.get(sequence_id, sequence.length)
+            sequence = state.find_resident(plan.sequence_id, epoch)  # raises
+        before = lengths.get(sequence, sequence.length)
         if length <= before:
             continue
-        lengths[sequence_id] = length
+        lengths[sequence] = length
         num_tokens += length - before
         count = (length - 1) // size - (before - 1) // size
         copies = False
@@ -47,8 +47,7 @@ def extend_sequences(
         for (sequence, _, copies), new in zip(growths, _allocate(state, growths), strict=True)
     ]
     ends: list[int] = []
-    for sequence_id, length in lengths.items():
-        sequence = sequences[sequence_id]
+    for sequence, length in lengths.items():
         sequence.length = length
         sequence.may_share_tail = False
         ends += (sequence.serial, length)

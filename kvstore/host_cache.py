@@ -48,11 +48,11 @@ class HostCache:
         self.is_open = False  # whether whoever calls can run copies
         self.num_demotions = 0
         self.num_evictions = 0
-        self._sizes: dict[int, int] = {}  # copies of each transfer that is under way
+        # Of each transfer that is under way: its copies, and whether they are swaps.
+        self._sizes: dict[int, tuple[int, bool]] = {}
         self._copies: list[BlockCopy] = []
         self._arrivals: deque[_Arrival] = deque()
-        # Above those of managers before us: a driver that outlived one may still say that
-        # their copies were run, which says nothing of ours.
+        # Above all numbers of earlier processes: one of theirs completes nothing of ours.
         self._transfer = time.time_ns()
 
     def demote(self, node: Node, count: int) -> int:
@@ -117,26 +117,31 @@ class HostCache:
         self.num_evictions += self._frames.host.num_free - before
         self._events.evicted(block_ids, cause)
 
-    def take_copies(self, num_promoted: int = 0) -> tuple[list[BlockCopy], int]:
+    def take_copies(
+        self, num_promoted: int = 0, *, are_swaps: bool = False
+    ) -> tuple[list[BlockCopy], int]:
         """The copies that have come up since the last call, and their transfer's number.
 
         `num_promoted` copies out of the host pool go with them. The number is 0 if there
-        are none at all.
+        are none at all. `are_swaps`: they belong to suspended sequences.
         """
         if not (self._copies or num_promoted):
             return [], 0
         copies, self._copies = self._copies, []
-        self._sizes[self._transfer] = len(copies) + num_promoted
+        self._sizes[self._transfer] = (len(copies) + num_promoted, are_swaps)
         self._transfer += 1
         return copies, self._transfer - 1
 
-    def complete(self, transfer: int) -> tuple[int, list[Sequence]]:
+    def complete(self, transfer: int) -> tuple[int, int, list[Sequence]]:
         """The copies of all transfers up to this one were run: what they brought is here.
 
-        Returns how many copies those were, and the suspended sequences whose tail it was.
+        Returns how many copies those were, how many of them swaps, and the suspended
+        sequences whose tail it was.
         """
         done = [number for number in self._sizes if number <= transfer]
-        num_copies = sum(self._sizes.pop(number) for number in done)
+        sizes = [self._sizes.pop(number) for number in done]
+        num_copies = sum(size for size, _ in sizes)
+        num_swaps = sum(size for size, are_swaps in sizes if are_swaps)
         tails = []
         while self._arrivals and self._arrivals[0].transfer in done:
             arrival = self._arrivals.popleft()
@@ -147,7 +152,7 @@ class HostCache:
                 sequence.has_host_tail = True
                 tails.append(sequence)
             self._release(arrival.block_ids)
-        return num_copies, tails
+        return num_copies, num_swaps, tails
 
     def abandon(self) -> None:
         """Whoever was to run the outstanding copies is gone: nothing arrives any more."""

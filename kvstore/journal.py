@@ -25,6 +25,8 @@ NAMESPACE, PIN, UNPIN, EPOCH, POOL = range(6, 11)
 
 # The journal is written anew when it has grown by this much, or by as much as it had then.
 _MOST_GROWTH = 32 << 20
+# While there is no room for it, it is tried again after this much.
+_NEXT_TRY = 256 << 10
 
 _pack = msgpack.Packer().pack
 
@@ -37,6 +39,7 @@ class Journal:
         self._reached = reached
         self.snapshot: Callable[[], Iterable[bytes]] = list
         self._grown = self._written = 0
+        self._is_whole = True  # False: there was no room for a record
 
     def sequences(self, sequences: Iterable[Sequence]) -> None:
         """All there is to know of these sequences, new ones or changed ones."""
@@ -97,18 +100,19 @@ class Journal:
         """Replace all records by a snapshot."""
         self._reached("journal.rewrite.before")
         self._written = self._file.replace(self.snapshot())
+        self._is_whole = self._written > 0
         self._grown = 0
         self._reached("journal.rewrite.after")
 
     def _append(self, kind: str, record: bytes) -> None:
         self._reached(f"journal.{kind}.before")
-        self._file.append(record)
+        self._is_whole &= self._file.append(record)
         self._reached(f"journal.{kind}.after")
         self._grown += len(record)
 
     def tidy(self) -> None:
         """Rewrite the journal if it has grown too long. Called between operations."""
-        if self._grown > max(_MOST_GROWTH, self._written):
+        if self._grown > (max(_MOST_GROWTH, self._written) if self._is_whole else _NEXT_TRY):
             self.rewrite()
 
 

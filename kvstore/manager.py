@@ -296,7 +296,7 @@ class PageManager:
         """
         state, plans = self._state(epoch), check_batch(plans)
         suspended = swapping.suspend_sequences(state, plans, epoch, copies=runs_copies)
-        return (suspended, *updating.take_copies(state, ()))
+        return (suspended, *updating.take_copies(state, (), are_swaps=True))
 
     def resume_sequences(
         self, sequence_ids: Iterable[str], epoch: int = 0, *, runs_copies: bool = False
@@ -317,7 +317,8 @@ class PageManager:
             resumed = swapping.resume_sequences(state, sequence_ids, epoch, copies=runs_copies)
         finally:
             state.blocks.host.is_open = False
-        return (resumed, *updating.take_copies(state, (one.copies for one in resumed)))
+        copies = (one.copies for one in resumed)
+        return (resumed, *updating.take_copies(state, copies, are_swaps=True))
 
     def complete_transfer(self, transfer: int, seconds: float, epoch: int = 0) -> None:
         """All copies of answers up to this transfer were run, in so much time (0: unknown).
@@ -326,8 +327,8 @@ class PageManager:
             PoolNotAttached, LeaseLapsed
         """
         state = self._state(epoch)
-        num_copies, tails = state.blocks.host.complete(transfer)
-        state.costs.observe_host_copies(num_copies, seconds)
+        num_copies, num_swaps, tails = state.blocks.host.complete(transfer)
+        state.costs.observe_host_copies(num_copies, num_swaps, seconds)
         if tails:
             state.journal.sequences(tails)
 

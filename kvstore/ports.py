@@ -11,8 +11,11 @@ from kvstore.types import PoolLayout
 class JournalFile(Protocol):
     """Records in the order of their appending."""
 
-    def append(self, record: bytes) -> None:
-        """Add a record. It is there, whole, once this returns; half of one never is."""
+    def append(self, record: bytes) -> bool:
+        """Add a record. It is there, whole, once this returns; half of one never is.
+
+        False if there was no room: then the journal is empty until it is replaced.
+        """
 
     def records(self) -> Iterable[bytes]:
         """All records; a half-written one at the end is left out."""

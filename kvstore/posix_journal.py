@@ -25,9 +25,9 @@ class PosixJournal:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self.is_broken = False
 
-    def append(self, record: bytes) -> None:
+    def append(self, record: bytes) -> bool:
         if self.is_broken:
-            return
+            return False
         whole = _framed(record)
         try:
             written = os.write(self._descriptor, whole)
@@ -36,6 +36,7 @@ class PosixJournal:
         if written < len(whole):
             self.is_broken = True
             os.ftruncate(self._descriptor, 0)
+        return not self.is_broken
 
     def records(self) -> Iterator[bytes]:
         data = self._path.read_bytes()

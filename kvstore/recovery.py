@@ -243,6 +243,7 @@ def rebuild(state: PoolState, found: Recovered) -> None:
     _count_references(blocks, sequences)
     _split_where_holders_change(blocks)
     _count_for_tenants(blocks, sequences)
+    blocks.tenants.note_strain()
     _queue(blocks)
     for sequence in sequences:
         num_full = sequence.num_computed // state.block_size

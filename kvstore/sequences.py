@@ -8,6 +8,8 @@ from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
 from kvstore.errors import InvalidCommit, InvalidRequest
 from kvstore.prefix_tree import Chain
 from kvstore.types import CommitPlan, OpenPlan
@@ -27,7 +29,7 @@ def to_array(token_ids: TokenIds[int]) -> array[int]:
         packed = array("i", token_ids)
     except (OverflowError, TypeError):
         raise ValueError("a token id is not an integer from 0 to 2147483647") from None
-    if packed and min(packed) < 0:
+    if packed and np.frombuffer(packed, np.int32).min() < 0:
         raise ValueError("a token id is below 0")
     return packed
 
@@ -36,7 +38,7 @@ def _no_blocks() -> array[int]:
     return array("i")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
     """What the page manager knows of an open sequence.
 

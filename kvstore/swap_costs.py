@@ -30,11 +30,12 @@ class SwapCosts:
         if num_tokens > 0 and seconds > 0:
             self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, num_tokens / seconds)
 
-    def observe_host_copies(self, num_blocks: int, seconds: float) -> None:
+    def observe_host_copies(self, num_blocks: int, num_swaps: int, seconds: float) -> None:
+        """So many blocks were copied to or from the host pool, some for suspensions."""
         if num_blocks > 0 and seconds > 0:
             rate = num_blocks * self.block_bytes / seconds
             self.host_bytes_per_s = _blend(self.host_bytes_per_s, rate)
-            self.stats.swap_actual_seconds += seconds
+            self.stats.swap_actual_seconds += seconds * num_swaps / num_blocks
 
     def swap_seconds(self, num_blocks: int) -> float:
         """To copy blocks to the host pool and back."""

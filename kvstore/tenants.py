@@ -97,6 +97,9 @@ class Tenants:
             self._by_name[name] = Tenant(name, its, Partition(its, new_queue()))
         limited = [tenant.partition for tenant in self._by_name.values()]
         self.partitions = [self._common, *limited]
+        # Limits are other ones than when blocks were taken: what they promise comes true
+        # bit by bit, as sequences end.
+        self.are_strained = False
 
     def get(self, name: str) -> Tenant:
         """The tenant of this name, known from now on."""
@@ -129,10 +132,34 @@ class Tenants:
         held = {partition: partition.num_held for partition in self.partitions}
         for tenant, needed in needs.items():
             held[tenant.partition] += needed
-        promised = sum(max(count, partition.floor) for partition, count in held.items())
-        if promised > self._num_blocks:
-            needed = sum(needs.values())
-            raise OutOfBlocks(needed=needed, free=self._num_blocks - promised + needed)
+        excess = self._promised(held) - self._num_blocks
+        needed = sum(needs.values())
+        if excess > 0 and not (self.are_strained and self._can_have(needs)):
+            raise OutOfBlocks(needed=needed, free=max(0, needed - excess))
+
+    def note_strain(self) -> None:
+        """Blocks were counted that other limits have let tenants have."""
+        held = {partition: partition.num_held for partition in self.partitions}
+        over_quota = any(
+            tenant.limits.quota is not None and tenant.num_used > tenant.limits.quota
+            for tenant in self._by_name.values()
+        )
+        self.are_strained = over_quota or self._promised(held) > self._num_blocks
+
+    def _promised(self, held: Mapping[Partition, int]) -> int:
+        return sum(max(count, partition.floor) for partition, count in held.items())
+
+    def _can_have(self, needs: Mapping[Tenant, int]) -> bool:
+        """While floors are over the pool: who is below its own gets what there is."""
+        if len(needs) != 1:
+            return False
+        [(tenant, needed)] = needs.items()
+        free = self._num_blocks - sum(partition.num_used for partition in self.partitions)
+        for partition in self.partitions:
+            is_own = partition is tenant.partition
+            most = partition.num_used if is_own else partition.num_used - partition.floor
+            free += max(0, min(partition.num_cached, most))
+        return tenant.partition.num_held + needed <= tenant.partition.floor and needed <= free
 
     def over_quota(self, tenant: Tenant, num_blocks: int) -> int:
         """How many of its cached blocks must go before it gets `num_blocks` more."""

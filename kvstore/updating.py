@@ -39,12 +39,12 @@ def update(state: PoolState, changes: Update, epoch: int) -> UpdateResult:
 
 
 def take_copies(
-    state: PoolState, others: Iterable[Sequence[BlockCopy]]
+    state: PoolState, others: Iterable[Sequence[BlockCopy]], *, are_swaps: bool = False
 ) -> tuple[list[BlockCopy], int]:
     """Copies that must come first, and the number of the transfer that `others` are in."""
     is_host = state.blocks.frames.is_host
     num_promoted = sum(is_host(copy.source) for copies in others for copy in copies)
-    return state.blocks.host.take_copies(num_promoted)
+    return state.blocks.host.take_copies(num_promoted, are_swaps=are_swaps)
 
 
 def open_or_yield(

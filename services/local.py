@@ -32,14 +32,21 @@ class LocalPoolProvider:
             handle = self._manager.attach_pool(kv.KvShape(**dataclasses.asdict(shape)))
         except KvStoreError as error:
             raise PoolUnavailable(str(error), **error.metadata) from None
-        layout = handle.layout
-        return ct.PoolHandle(
-            name=handle.name,
-            offset_bytes=handle.offset_bytes,
-            size_bytes=handle.size_bytes,
-            layout=ct.PoolLayout(shape, layout.block_size, layout.num_blocks),
-            generation=handle.generation,
+        host = self._manager.get_host_pool()
+        return dataclasses.replace(
+            _handle(handle, shape), host=None if host is None else _handle(host, shape)
         )
+
+
+def _handle(handle: kv.PoolHandle, shape: ct.KvShape) -> ct.PoolHandle:
+    layout = handle.layout
+    return ct.PoolHandle(
+        name=handle.name,
+        offset_bytes=handle.offset_bytes,
+        size_bytes=handle.size_bytes,
+        layout=ct.PoolLayout(shape, layout.block_size, layout.num_blocks),
+        generation=handle.generation,
+    )
 
 
 class LocalQuire:
@@ -54,12 +61,13 @@ class LocalQuire:
         *,
         kv_memory_bytes: int,
         block_size: int = 16,
+        host_memory_bytes: int = 0,
         engine_settings: EngineSettings | None = None,
         progress: Progress = lambda _stage, _done, _total: None,
     ) -> None:
         """Load the model and make the pool. Raises what worker.load and PageManager raise."""
         found = model_files.find(settings.model, settings.cache_dir, progress)
-        self.manager = PageManager(ManagerOptions(kv_memory_bytes, block_size))
+        self.manager = PageManager(ManagerOptions(kv_memory_bytes, block_size, host_memory_bytes))
         executor = new_executor()
         provider = LocalPoolProvider(self.manager)
         self.runner: StepRunner = executor.submit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import unicodedata
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from types import TracebackType
@@ -14,6 +13,7 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
+from services.cli.printable import printable
 from services.common import config
 from services.common.startup import StartupError
 
@@ -119,11 +119,6 @@ def _error_text(body: bytes) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the server answered {body[:200]!r}"
-
-
-def printable(text: str) -> str:
-    """`text` without what could steer the terminal."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
 class Terminal:

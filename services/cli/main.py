@@ -39,6 +39,18 @@ def _chat(arguments: list[str]) -> int:
     return chat.main(arguments)
 
 
+def _pool(arguments: list[str]) -> int:
+    from services.cli import pool
+
+    return pool.main(arguments)
+
+
+def _fsck(arguments: list[str]) -> int:
+    from services.cli import fsck
+
+    return fsck.main(arguments)
+
+
 def _fetch_model(arguments: list[str]) -> int:
     from services.cli import fetch
 
@@ -55,6 +67,8 @@ def _config(arguments: list[str]) -> int:
 _COMMANDS: dict[str, tuple[Callable[[list[str]], int], str]] = {
     "up": (_up, "start all three services and serve a model"),
     "chat": (_chat, "talk to a running Quire in the terminal"),
+    "pool": (_pool, "show what is in the page pool"),
+    "fsck": (_fsck, "check the page pool, and repair it if asked to"),
     "serve-kvstore": (_serve_kvstore, "start the KV page manager alone"),
     "serve-compute": (_serve_compute, "start a compute worker alone"),
     "serve-gateway": (_serve_gateway, "start the gateway alone"),

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,30 @@ def runtime_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
+
+
+def running_folders() -> list[Path]:
+    """The folders of this user's supervisors that run, latest first."""
+    found = []
+    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+            folder = lock.parent.lstat()
+            # Anybody may make a folder of that name, and wait there for whoever connects.
+            is_private = stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.getuid()
+            if is_private and _is_locked(lock):
+                found.append((folder.st_ctime_ns, lock.parent))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _is_locked(lock: Path) -> bool:
+    descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _sweep(parent: Path) -> None:

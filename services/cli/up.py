@@ -99,7 +99,7 @@ class _Supervisor:
 
     async def _start(self) -> None:
         # A pool ends with its supervisor, so there is nothing to take over.
-        await self._spawn("kvstore", config.KvStoreSettings, recover=False)
+        await self._spawn("kvstore", config.KvStoreSettings, recover=False, keep_pool=False)
         await self._children["kvstore"].ready()
         peers = {"kvstore": self._sockets["kvstore"], "compute": self._sockets["compute"]}
         await self._spawn("compute", config.ComputeSettings, **peers)

@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.common.startup import StartupError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_KVSTORE = "127.0.0.1:50051"
 
 _PREFIX = "QUIRE_"
 _CONFIG_FILE = "QUIRE_CONFIG"
@@ -121,6 +122,8 @@ class _Settings(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        # A field cannot be named like a method of its class.
+        cli_shortcuts={"as-json": "json"},
         protected_namespaces=(),
     )
 
@@ -242,7 +245,7 @@ class ApiSettings(_Settings):
 class KvStoreSettings(PoolSettings, LogSettings):
     """The KV page manager."""
 
-    listen: str = Field("127.0.0.1:50051", description="address: HOST:PORT or unix:PATH")
+    listen: str = Field(DEFAULT_KVSTORE, description="address: HOST:PORT or unix:PATH")
     recover: bool = Field(
         True, description="take over the pool that a kvstore with this address has left"
     )
@@ -259,13 +262,13 @@ class ComputeSettings(WorkerSettings, LogSettings):
     """Prefill and paged decode."""
 
     listen: str = Field("127.0.0.1:50052", description="address: HOST:PORT or unix:PATH")
-    kvstore: str = Field("127.0.0.1:50051", description="address of the kvstore")
+    kvstore: str = Field(DEFAULT_KVSTORE, description="address of the kvstore")
 
 
 class GatewaySettings(ModelSettings, ApiSettings, LogSettings):
     """REST and gRPC for applications."""
 
-    kvstore: str = Field("127.0.0.1:50051", description="address of the kvstore")
+    kvstore: str = Field(DEFAULT_KVSTORE, description="address of the kvstore")
     compute: str = Field("127.0.0.1:50052", description="address of compute")
 
 
@@ -283,7 +286,38 @@ class ChatSettings(_Settings):
     temperature: float = Field(0.7, ge=0, le=2, description="0: always the likeliest token")
 
 
-_COMMANDS = (KvStoreSettings, ComputeSettings, GatewaySettings, UpSettings, ChatSettings)
+class InspectSettings(_Settings):
+    """What commands that look at a kvstore have in common."""
+
+    kvstore: str = Field(
+        "",
+        description="address of the kvstore: HOST:PORT or unix:PATH; empty: that of the latest "
+        f"`quire up` that runs, else {DEFAULT_KVSTORE}",
+    )
+    as_json: bool = Field(False, description="print JSON")
+
+
+class FsckSettings(InspectSettings):
+    """Check every invariant of a running kvstore's pool."""
+
+    repair: bool = Field(False, description="make right what is wrong")
+
+
+class PoolViewSettings(InspectSettings):
+    """What is in a running kvstore's pool."""
+
+    watch: bool = Field(False, description="show it anew each second, until Ctrl-C")
+
+
+_COMMANDS = (
+    KvStoreSettings,
+    ComputeSettings,
+    GatewaySettings,
+    UpSettings,
+    ChatSettings,
+    FsckSettings,
+    PoolViewSettings,
+)
 
 
 def known_options() -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from google.protobuf import duration_pb2
 from quire.common.v1 import common_pb2
 from quire.compute.v1 import compute_pb2 as pb
@@ -29,6 +31,11 @@ def layout_message(layout: types.PoolLayout) -> common_pb2.PoolLayout:
         block_size=layout.block_size,
         block_count=layout.num_blocks,
     )
+
+
+def attached(message: kvstore_pb2.AttachPoolResponse) -> types.PoolHandle:
+    host = pool_handle(message.host_handle) if message.HasField("host_handle") else None
+    return dataclasses.replace(pool_handle(message.handle), host=host)
 
 
 def pool_handle(message: kvstore_pb2.PoolHandle) -> types.PoolHandle:
@@ -107,6 +114,8 @@ def model(info: types.ModelInfo, handle: types.PoolHandle) -> pb.GetModelRespons
 def step_result(result: types.StepResult) -> pb.RunStepsResponse:
     elapsed = duration_pb2.Duration()
     elapsed.FromNanoseconds(int(result.elapsed * 1e9))
+    copy_elapsed = duration_pb2.Duration()
+    copy_elapsed.FromNanoseconds(int(result.copy_elapsed * 1e9))
     return pb.RunStepsResponse(
         step_id=result.step_id,
         tokens=[
@@ -116,6 +125,7 @@ def step_result(result: types.StepResult) -> pb.RunStepsResponse:
             for token in result.tokens
         ],
         elapsed=elapsed,
+        copy_elapsed=copy_elapsed,
     )
 
 

@@ -35,7 +35,7 @@ class GrpcPoolProvider:
                 raise LayoutMismatch(details.message, **details.metadata) from None
             text = f"kvstore at {self._target}: {details.message}"
             raise PoolUnavailable(text, **details.metadata) from None
-        return codec.pool_handle(response.handle)
+        return codec.attached(response)
 
     def close(self) -> None:
         self._channel.close()

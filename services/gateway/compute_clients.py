@@ -124,6 +124,7 @@ class GrpcStepStream:
                 for token in response.tokens
             ],
             elapsed=response.elapsed.ToNanoseconds() / 1e9,
+            copy_elapsed=response.copy_elapsed.ToNanoseconds() / 1e9,
         )
 
     async def close(self) -> None:
@@ -226,6 +227,7 @@ class LocalStepStream:
             result.step_id,
             [ports.SampledToken(t.sequence_id, t.token_id, t.logprob) for t in result.tokens],
             result.elapsed,
+            result.copy_elapsed,
         )
 
     async def close(self) -> None:
@@ -279,6 +281,9 @@ def _step_message(step: ports.Step) -> pb.RunStepsRequest:
             )
             for e in step.extensions
         ],
+        copies=[
+            pb.BlockCopy(source_block_id=c.source, target_block_id=c.target) for c in step.copies
+        ],
         chunks=[
             pb.Chunk(
                 sequence_id=c.sequence_id, start=c.start, token_count=c.num_tokens, sample=c.sample
@@ -312,6 +317,7 @@ def _step(step: ports.Step) -> ct.Step:
         extensions=[
             ct.TableExtension(e.sequence_id, e.first_index, e.block_ids) for e in step.extensions
         ],
+        copies=[ct.BlockCopy(c.source, c.target) for c in step.copies],
         chunks=[ct.Chunk(c.sequence_id, c.start, c.num_tokens, c.sample) for c in step.chunks],
     )
 

@@ -93,7 +93,7 @@ def _swap(stats: PoolStats) -> Iterator[Metric]:
     yield suspensions
     seconds = CounterMetricFamily(
         _PREFIX + "suspension_seconds",
-        "What suspensions were predicted to cost, and did.",
+        "What suspensions were predicted to cost; copies as timed, recomputing by its rate.",
         labels=["mode", "kind"],
     )
     for mode, kind, value in (
@@ -104,6 +104,19 @@ def _swap(stats: PoolStats) -> Iterator[Metric]:
     ):
         seconds.add_metric([mode, kind], value)
     yield seconds
+    for name, text, rate in (
+        (
+            "prefill_tokens_per_second",
+            "Measured rate of prefills; nominal at first.",
+            stats.prefill_tokens_per_s,
+        ),
+        (
+            "host_bytes_per_second",
+            "Measured rate of copies to and from the host pool; nominal at first.",
+            stats.host_bytes_per_s,
+        ),
+    ):
+        yield GaugeMetricFamily(_PREFIX + name, text, rate)
 
 
 def _tenants(stats: PoolStats) -> Iterator[Metric]:

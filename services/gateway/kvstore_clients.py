@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -13,11 +14,13 @@ from quire.kvstore.v1 import kvstore_pb2_grpc
 from gateway import ports
 from gateway.errors import WorkerUnavailable
 from kvstore import types as kv
-from kvstore.errors import KvStoreError, OutOfBlocks
+from kvstore.errors import KvStoreError, OutOfBlocks, QuotaExceeded
 from kvstore.manager import PageManager
 from services.common import pool_stats
+from services.common.durations import duration
 from services.common.server import CHANNEL_OPTIONS
 from services.gateway.unavailable import unavailable
+from services.gateway.update_stream import UpdateStream
 
 # The page manager answers in milliseconds; one that takes longer than this is stuck.
 _CALL_SECONDS = 10.0
@@ -33,6 +36,7 @@ class GrpcKvStore:
         """`target` is HOST:PORT or unix:PATH. Connects when first used."""
         self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
         self._stub = kvstore_pb2_grpc.KvCacheServiceStub(self._channel)
+        self._updates = UpdateStream(self._stub, _CALL_SECONDS)
         self._epoch = 0
 
     async def become_driver(self, driver_id: str) -> None:
@@ -47,7 +51,7 @@ class GrpcKvStore:
         result = ports.UpdateResult(extended=[], opened=[], refused=[])
         batches = list(_batches(update.opens))
         request = _update(update, batches[0] if batches else ())
-        _add(result, await self._send_update(request))
+        result = _add(result, await self._send_update(request))
         for batch in batches[1:]:
             full = next((r for r in result.refused if _stops_opens(r, update)), None)
             if full is not None:
@@ -55,7 +59,7 @@ class GrpcKvStore:
                     ports.Refusal(plan.sequence_id, full.reason, full.message) for plan in batch
                 )
                 continue
-            _add(result, await self._send_update(_update(ports.Update(), batch)))
+            result = _add(result, await self._send_update(_update(ports.Update(), batch)))
         return result
 
     async def get_stats(self) -> kv.PoolStats:
@@ -64,11 +68,12 @@ class GrpcKvStore:
         return pool_stats.from_message(response)
 
     async def close(self) -> None:
+        self._updates.close()
         await self._channel.close()
 
     async def _send_update(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
         request.driver_epoch = self._epoch
-        return await _call(self._stub.UpdateSequences, request)
+        return await self._updates.send(request)
 
 
 class LocalKvStore:
@@ -95,10 +100,17 @@ class LocalKvStore:
                 for e in result.extended
             ],
             opened=[
-                ports.OpenedSequence(o.sequence_id, o.block_ids, o.num_cached_tokens)
+                ports.OpenedSequence(
+                    o.sequence_id,
+                    o.block_ids,
+                    o.num_cached_tokens,
+                    [ports.BlockCopy(*copy) for copy in o.copies],
+                )
                 for o in result.opened
             ],
             refused=[ports.Refusal(r.sequence_id, r.reason, r.message) for r in result.refused],
+            copies=[ports.BlockCopy(*copy) for copy in result.copies],
+            transfer=result.transfer,
         )
 
     async def get_stats(self) -> kv.PoolStats:
@@ -133,7 +145,7 @@ def _batches(opens: Sequence[ports.OpenPlan]) -> Iterator[list[ports.OpenPlan]]:
 
 def _stops_opens(refusal: ports.Refusal, update: ports.Update) -> bool:
     """An open that found no room: those behind it must not overtake it."""
-    return refusal.reason == OutOfBlocks.reason and any(
+    return refusal.reason in (OutOfBlocks.reason, QuotaExceeded.reason) and any(
         plan.sequence_id == refusal.sequence_id for plan in update.opens
     )
 
@@ -160,24 +172,38 @@ def _update(update: ports.Update, opens: Sequence[ports.OpenPlan]) -> pb.UpdateS
                 token_ids=plan.token_ids,
                 namespace=common_pb2.Namespace(**plan.namespace._asdict()),
                 request_id=plan.request_id,
+                is_resumption=plan.is_resumption,
             )
             for plan in opens
         ],
+        runs_copies=True,
+        completed_transfer=update.completed_transfer,
+        transfer_duration=duration(update.copy_seconds),
+        prefill_token_count=update.num_prefill_tokens,
+        prefill_duration=duration(update.prefill_seconds),
     )
 
 
-def _add(result: ports.UpdateResult, response: pb.UpdateSequencesResponse) -> None:
+def _add(result: ports.UpdateResult, response: pb.UpdateSequencesResponse) -> ports.UpdateResult:
     result.extended.extend(
         ports.ExtendedSequence(e.sequence_id, e.first_index, list(e.block_ids))
         for e in response.extended
     )
     result.opened.extend(
-        ports.OpenedSequence(o.sequence_id, list(o.block_ids), o.cached_token_count)
+        ports.OpenedSequence(
+            o.sequence_id, list(o.block_ids), o.cached_token_count, _copies(o.copies)
+        )
         for o in response.opened
     )
+    result.copies.extend(_copies(response.copies))
     result.refused.extend(
         ports.Refusal(r.sequence_id, r.reason, r.message) for r in response.refused
     )
+    return dataclasses.replace(result, transfer=max(result.transfer, response.transfer))
+
+
+def _copies(messages: Iterable[pb.BlockCopy]) -> list[ports.BlockCopy]:
+    return [ports.BlockCopy(c.source_block_id, c.target_block_id) for c in messages]
 
 
 def _to_kvstore(update: ports.Update) -> kv.Update:
@@ -189,7 +215,17 @@ def _to_kvstore(update: ports.Update) -> kv.Update:
         closes=update.closes,
         extends=[kv.ExtendPlan(p.sequence_id, p.length) for p in update.extends],
         opens=[
-            kv.OpenPlan(p.sequence_id, p.token_ids, kv.Namespace(*p.namespace))
+            kv.OpenPlan(
+                p.sequence_id,
+                p.token_ids,
+                kv.Namespace(*p.namespace),
+                is_resumption=p.is_resumption,
+            )
             for p in update.opens
         ],
+        runs_copies=True,
+        completed_transfer=update.completed_transfer,
+        transfer_seconds=update.copy_seconds,
+        num_prefill_tokens=update.num_prefill_tokens,
+        prefill_seconds=update.prefill_seconds,
     )

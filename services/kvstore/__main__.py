@@ -10,12 +10,13 @@ import structlog
 from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from kvstore.attachment import ManagerOptions
+from kvstore.errors import InvalidRequest
 from kvstore.manager import PageManager
 from kvstore.posix_pool import PosixStorage, check_room, sweep
 from kvstore.types import TenantLimits
 from services.common import binary, config
 from services.common.server import GrpcServer, stop_signal
-from services.common.startup import StartupReport
+from services.common.startup import StartupError, StartupReport
 from services.kvstore.killer import KILL_POINT, killer
 from services.kvstore.servicer import KvCacheServicer
 from services.kvstore.upkeep import Upkeep
@@ -28,7 +29,10 @@ async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None
     stopped = stop_signal()
     options = manager_options(settings)
     storage = PosixStorage(settings.listen if settings.recover else "")
-    manager = PageManager(options, storage, reached=killer(os.environ.get(KILL_POINT)))
+    try:
+        manager = PageManager(options, storage, reached=killer(os.environ.get(KILL_POINT)))
+    except InvalidRequest as error:
+        raise StartupError(f"--{error}") from None
     if manager.recovered:
         _log.info("recovery", outcome=manager.recovered)
     if not manager.is_attached:

@@ -106,6 +106,17 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
     async def UpdateSequences(
         self, request: pb.UpdateSequencesRequest, context: grpc.aio.ServicerContext
     ) -> pb.UpdateSequencesResponse:
+        return self._update(request)
+
+    async def DriveSequences(
+        self,
+        request_iterator: AsyncIterator[pb.DriveSequencesRequest],
+        context: grpc.aio.ServicerContext,
+    ) -> AsyncIterator[pb.DriveSequencesResponse]:
+        async for request in request_iterator:
+            yield pb.DriveSequencesResponse(update=self._update(request.update))
+
+    def _update(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
         closed = [sequence_id for sequence_id in request.closes if self._kv.is_open(sequence_id)]
         request_ids = {plan.sequence_id: plan.request_id for plan in request.opens}
         result = self._kv.update(codec.update(request), request.driver_epoch)

@@ -207,3 +207,25 @@ async def test_a_driver_that_was_replaced_changes_nothing_more(kv):
         await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(20), NS)]))
     await kv.client.resign()
     assert kv.manager.stats() == before
+
+
+async def test_a_prompt_that_begins_like_another_gets_a_copy_of_the_block_they_part_in(kv):
+    first = await kv.client.update_sequences(Update(opens=[OpenPlan("a", prompt(17), NS)]))
+    await kv.client.update_sequences(Update(commits=[CommitPlan("a", 16, 17, [])]))
+    (a,) = first.opened
+    result = await kv.client.update_sequences(
+        Update(opens=[OpenPlan("b", [*prompt(12), *prompt(8, 500)], NS)])
+    )
+    (b,) = result.opened
+    assert b.num_cached_tokens == 12
+    assert list(b.copies) == [(a.block_ids[1], b.block_ids[1])]
+    assert (result.copies, result.transfer) == ([], 0)
+    kv.manager.close_sequences(["a", "b"])
+
+
+async def test_what_steps_cost_is_told_along_with_an_update(kv):
+    before = kv.manager.stats().prefill_tokens_per_s
+    await kv.client.update_sequences(
+        Update(opens=[OpenPlan("a", prompt(9), NS)], num_prefill_tokens=500, prefill_seconds=0.05)
+    )
+    assert kv.manager.stats().prefill_tokens_per_s > before

@@ -84,6 +84,7 @@ def test_a_replay_times_every_operation_and_leaves_nothing_open():
     assert replay.counts["extend"] == 20 + 3 + 17
     assert report["hit_ratio"] == 32 / 120
     assert replay.manager.stats().num_held == 0
+    replay.manager.close()
     assert replay.manager.audit() == []
 
 

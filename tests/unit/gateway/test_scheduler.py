@@ -274,18 +274,41 @@ def test_any_other_refusal_means_the_kvstore_has_lost_our_sequences(new_cell):
     gone = Refusal(running.id, "SEQUENCE_NOT_FOUND", "")
     with pytest.raises(WorkerUnavailable):
         cell.scheduler.apply_update(UpdateResult([], [], [full, gone]))
-    assert cell.scheduler.abandon() == [running]
-    assert cell.scheduler.num_waiting == 1
+    assert cell.scheduler.abandon() == []
+    assert cell.scheduler.num_waiting == 2
 
 
-def test_abandoning_ends_what_ran_and_keeps_what_was_being_opened(new_cell):
+def test_what_the_workers_cannot_bear_ends_and_what_was_being_opened_waits(new_cell):
     cell, running, waiting = opened_and_stepping(new_cell)
-    assert cell.scheduler.abandon() == [running]
+    assert cell.scheduler.abandon(is_theirs=True) == [running]
     assert (cell.scheduler.num_running, cell.scheduler.num_waiting) == (0, 1)
     cell.kv.restart()
     cell.run()
     assert cell.outputs["r1"] == cell.expected(waiting)
     assert cell.outputs["r0"] == cell.expected(running)[: len(cell.outputs["r0"])]
+
+
+def test_after_a_loss_all_go_on_in_the_order_of_arrival(new_cell):
+    cell, running, waiting = opened_and_stepping(new_cell)
+    drawn = list(cell.outputs["r0"])
+    assert drawn
+    assert cell.scheduler.abandon() == []
+    cell.kv.restart()
+    cell.run()
+    for name, sequence in (("r0", running), ("r1", waiting)):
+        assert cell.outputs[name] == cell.expected(sequence)
+
+
+def test_a_request_with_which_workers_die_again_and_again_is_given_up(new_cell):
+    cell = new_cell()
+    sequence = cell.add([1, 2])
+    outcomes = []
+    for _ in range(3):
+        cell.scheduler.apply_update(cell.kv.apply(cell.scheduler.plan_update()))
+        assert cell.scheduler.num_running == 1
+        outcomes.append(cell.scheduler.abandon())
+        cell.kv.restart()
+    assert outcomes == [[], [], [sequence]]
 
 
 def test_a_request_at_whose_opening_workers_die_again_and_again_is_given_up(new_cell):

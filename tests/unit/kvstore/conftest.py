@@ -35,14 +35,18 @@ def make_manager(
 
 @pytest.fixture
 def managers() -> Iterator[Callable[..., PageManager]]:
-    made: list[PageManager] = []
+    made: dict[int, PageManager] = {}
 
-    def make(*arguments, **options) -> PageManager:
-        made.append(make_manager(*arguments, **options))
-        return made[-1]
+    def make(*arguments, storage=None, **options) -> PageManager:
+        storage = storage or FakeStorage()
+        manager = make_manager(*arguments, storage=storage, **options)
+        made[id(storage)] = manager  # one before it is a process that was killed
+        kept.append(storage)
+        return manager
 
+    kept: list[FakeStorage] = []  # or another could get its identity
     yield make
-    for manager in made:
+    for manager in made.values():
         assert manager.audit() == []
 
 

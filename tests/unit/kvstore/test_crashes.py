@@ -87,6 +87,8 @@ class Script:
             lambda: m.extend_sequences([ExtendPlan("a", 20)], self.epoch),
             lambda: m.close_sequences(["a"], self.epoch),
             self.take_the_lease,
+            lambda: m.open_sequences([OpenPlan("last", range(9), OURS)], self.epoch),
+            lambda: m.pin_prefix(PinPlan("last", "o", 60, OURS, range(8)), self.epoch),
             lambda: m.release_driver_lease(self.epoch),
         ]
 
