@@ -154,6 +154,9 @@ def test_the_older_of_two_drivers_is_refused_everywhere(kvstore):
                 getattr(stub, method.name)(request)
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION, method.name
             assert "another driver" in caught.value.details()
+        update = pb.UpdateSequencesRequest(closes=["s"], driver_epoch=old)
+        with pytest.raises(grpc.RpcError, match="another driver"):
+            next(stub.DriveSequences(iter([pb.DriveSequencesRequest(update=update)])))
         stub.ReleaseDriverLease(pb.ReleaseDriverLeaseRequest(epoch=old))
         after = listed(stub), stub.GetStats(pb.GetStatsRequest())
         assert (after[0], with_audits_of(after[1], before[1])) == before

@@ -346,3 +346,18 @@ def test_tokens_in_the_records_are_compared_not_trusted():
     script.start()
     [asks] = script.manager.open_sequences([OpenPlan("b", range(17), OURS)])
     assert asks.num_cached_tokens == 0
+
+
+def test_what_follows_a_block_that_was_given_to_somebody_else_since_is_not_found():
+    """Its record names the parent with a generation, which the parent does not have any more."""
+    script = Script()
+    script.run(0)
+    script.manager.open_sequences([OpenPlan("a", range(25), OURS)])
+    script.manager.commit_blocks([CommitPlan("a", 25)])
+    table = script.seen()[0]["a"].block_ids
+    script.manager.close_sequences(["a"])
+    script.manager._attached.state.blocks.frames.records.generations[table[1]] += 1
+    script.start()
+    [asks] = script.manager.open_sequences([OpenPlan("b", range(25), OURS)])
+    assert asks.num_cached_tokens == 16
+    assert script.manager.audit() == []
