@@ -18,6 +18,7 @@ from quire.kvstore.v1 import kvstore_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2_grpc
 
 from tests.integration.kvstore_client import Books, play
+from tests.integration.kvstore_driver import Driver
 from tests.integration.kvstore_process import BLOCK_SIZE, SHAPE, KvStoreProcess, findings, listed
 
 NUM_BLOCKS, NUM_HOST_BLOCKS = 16, 8
@@ -54,21 +55,30 @@ def assert_nothing_is_left(kvstore: KvStoreProcess) -> None:
         assert not findings(stub)
 
 
-async def test_clients_in_one_process_never_write_to_the_same_block(kvstore):
+async def test_a_driver_and_clients_never_write_to_the_same_block(kvstore):
     """Between any two calls, the blocks that each may write to are its own alone."""
     clients = [Books(f"c{number}", number) for number in range(NUM_CLIENTS)]
+    with kvstore.channel() as channel:
+        lease = kvstore.stub(channel).AcquireDriverLease(pb.AcquireDriverLeaseRequest())
+    driver = Driver("driver", lease.epoch)
 
     async def one(books: Books) -> None:
         async with grpc.aio.insecure_channel(kvstore.address, options=[OWN_CHANNEL]) as channel:
             await play(books, kvstore_pb2_grpc.KvCacheServiceStub(channel), NUM_CALLS, watch)
 
+    async def drive() -> None:
+        async with grpc.aio.insecure_channel(kvstore.address, options=[OWN_CHANNEL]) as channel:
+            stub = kvstore_pb2_grpc.KvCacheServiceStub(channel)
+            await driver.drive(stub, NUM_CALLS, watch)
+
     def watch() -> None:
         owners: dict[int, str] = {}
-        for books in clients:
+        for books in (*clients, driver):
             for block in books.writable():
                 assert owners.setdefault(block, books.name) == books.name, f"block {block}"
 
-    await asyncio.gather(*map(one, clients))
+    await asyncio.gather(drive(), *map(one, clients))
+    assert driver.num_copies, "nothing went to the host pool"
     assert sum(books.num_refused for books in clients), "the pool was never too small"
     assert sum(books.num_hits for books in clients), "nobody ever found anything"
     assert_nothing_is_left(kvstore)
