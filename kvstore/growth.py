@@ -88,6 +88,14 @@ def apply_commit(
         sequence.driver_state = driver_state
 
 
+def apply_copy(sequence: Sequence, index: int, block_size: int) -> None:
+    """A block of the table is yet to be copied: what it holds counts when it is committed.
+
+    The answer that says so may be lost, and the copy with it.
+    """
+    sequence.num_computed = min(sequence.num_computed, index * block_size)
+
+
 def publish(state: PoolState, sequence: Sequence) -> bool:
     """Make the computed full blocks of a sequence findable; whether there are new ones."""
     size = state.block_size
@@ -142,5 +150,6 @@ def _grow(state: PoolState, sequence: Sequence, copies: bool, new: array[int]) -
         return ExtendedSequence(sequence.sequence_id, first_index, new.tolist())
     old = sequence.block_ids.pop()
     sequence.block_ids.extend(new)
+    apply_copy(sequence, first_index - 1, state.block_size)
     state.blocks.cut(sequence.chain, first_index - 1, array("i", [old]), first_index - 1)
     return ExtendedSequence(sequence.sequence_id, first_index - 1, new.tolist(), old)

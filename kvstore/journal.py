@@ -41,10 +41,6 @@ class Journal:
         self._grown = self._written = 0
         self._is_whole = True  # False: there was no room for a record
 
-    def pool(self, handle: PoolHandle, num_host_blocks: int) -> None:
-        """What the journal is for. The first record."""
-        self._append("pool", pool_record(handle, num_host_blocks))
-
     def sequences(self, sequences: Iterable[Sequence]) -> None:
         """All there is to know of these sequences, new ones or changed ones."""
         self._append("sequences", sequences_record(sequences))
@@ -97,7 +93,7 @@ class Journal:
         self._append("unpin", _pack((UNPIN, pin_ids)))
 
     def epoch(self, epoch: int) -> None:
-        """The driver's from now on; 0: there is none."""
+        """The driver's from now on, who has what its predecessors had; 0: there is none."""
         self._append("epoch", epoch_record(epoch))
 
     def rewrite(self) -> None:
@@ -121,6 +117,7 @@ class Journal:
 
 
 def pool_record(handle: PoolHandle, num_host_blocks: int) -> bytes:
+    """What the journal is for. The first record."""
     layout = handle.layout
     sizes = (layout.block_size, layout.num_blocks, num_host_blocks)
     return bytes(_pack((POOL, astuple(layout.shape), sizes, handle.generation)))

@@ -11,7 +11,6 @@ CHANGES = (
     "frames.take",
     "frames.remember",
     "frames.forget",
-    "journal.pool",
     "journal.sequences",
     "journal.fork",
     "journal.extend",

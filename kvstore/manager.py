@@ -14,6 +14,7 @@ from kvstore.eviction import POLICIES
 from kvstore.kill_points import Reached, ignore
 from kvstore.ports import PoolStorage
 from kvstore.posix_pool import PosixStorage
+from kvstore.sequences import check_batch
 from kvstore.state import PoolState
 from kvstore.types import (
     BLOCK_SIZES,
@@ -109,21 +110,21 @@ class PageManager:
         if self._attached is None:
             return 0
         state = self._attached.state
-        state.epoch = self._epoch
-        state.journal.epoch(self._epoch)
         state.blocks.host.abandon()
         left = [one for one in state.sequences.values() if one.epoch]
         if not adopt:
             state.close(left)
             pinning.unpin(state, lambda pin: pin.epoch != 0)
+        # Last, and in one record: whenever we are killed, nothing is left that belongs to
+        # another lease than the one on paper.
+        state.epoch = self._epoch
+        state.journal.epoch(self._epoch)
+        if not adopt:
             return len(left)
         for one in left:
             one.epoch = self._epoch
-        state.journal.sequences(left)
         for pin in state.pins.all():
-            if pin.epoch:
-                pin.epoch = self._epoch
-                state.journal.pin(pin)
+            pin.epoch = self._epoch if pin.epoch else 0
         return 0
 
     # --- the pool -----------------------------------------------------------
@@ -193,8 +194,8 @@ class PageManager:
             PromptExceedsPool: a prompt could never fit.
             OutOfBlocks, QuotaExceeded: they do not fit now.
         """
-        state = self._state(epoch)
-        return updating.open_or_yield(state, list(plans), epoch, copies=False)
+        state, plans = self._state(epoch), check_batch(plans)
+        return updating.open_or_yield(state, plans, epoch, copies=False)
 
     def extend_sequences(
         self, plans: Iterable[ExtendPlan], epoch: int = 0
@@ -207,7 +208,7 @@ class PageManager:
             PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceSuspended
             OutOfBlocks, QuotaExceeded: they do not fit now.
         """
-        return growth.extend_sequences(self._state(epoch), plans, epoch)
+        return growth.extend_sequences(self._state(epoch), check_batch(plans), epoch)
 
     def fork_sequences(self, plans: Iterable[ForkPlan], epoch: int = 0) -> list[ForkedSequence]:
         """Second sequences that share every block of their source, a partial one too.
@@ -221,7 +222,7 @@ class PageManager:
             SequenceNotFound: no such source.
             SequenceExists: the id is open. A fork is not repeated.
         """
-        return sharing.fork_sequences(self._state(epoch), plans, epoch)
+        return sharing.fork_sequences(self._state(epoch), check_batch(plans), epoch)
 
     def truncate_sequences(self, plans: Iterable[TruncatePlan], epoch: int = 0) -> None:
         """Cut sequences to fewer tokens and release what is behind. All or nothing.
@@ -232,7 +233,7 @@ class PageManager:
             PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceSuspended
             InvalidRequest: a length below 1 or above the present one.
         """
-        sharing.truncate_sequences(self._state(epoch), plans, epoch)
+        sharing.truncate_sequences(self._state(epoch), check_batch(plans), epoch)
 
     def commit_blocks(self, plans: Iterable[CommitPlan], epoch: int = 0) -> None:
         """The KV of leading tokens is written: their full blocks become findable.
@@ -244,7 +245,7 @@ class PageManager:
             InvalidCommit: tokens that differ from known ones, a gap, a count beyond the
                 known tokens or the slots, or a sequence that is listed twice.
         """
-        growth.commit_blocks(self._state(epoch), plans, epoch)
+        growth.commit_blocks(self._state(epoch), check_batch(plans), epoch)
 
     def close_sequences(self, sequence_ids: Iterable[str], epoch: int = 0) -> None:
         """Release the references of sequences. Ids that are not open are ignored.
@@ -254,7 +255,8 @@ class PageManager:
         """
         if self._attached is not None:
             state = self._state(epoch)
-            ids = dict.fromkeys(i for i in sequence_ids if i in state.sequences)
+            given = check_batch(sequence_ids, "sequence_ids")
+            ids = dict.fromkeys(i for i in given if i in state.sequences)
             state.close([state.find(sequence_id, epoch) for sequence_id in ids])
 
     def update(self, update: Update, epoch: int = 0) -> UpdateResult:
@@ -265,13 +267,19 @@ class PageManager:
 
         Raises:
             LeaseLapsed
+            InvalidRequest: a list with too many entries.
             PoolNotAttached: there is nothing to change, unless the update only closes.
         """
         self._check_epoch(epoch)
+        for name in ("commits", "closes", "extends", "opens"):
+            check_batch(getattr(update, name), name)
         if self._attached is None:
             if update.commits or update.extends or update.opens:
                 raise PoolNotAttached
             return UpdateResult(extended=[], opened=[], refused=[])
+        if update.completed_transfer:
+            self.complete_transfer(update.completed_transfer, update.transfer_seconds, epoch)
+        self.observe_prefill(update.num_prefill_tokens, update.prefill_seconds)
         return updating.update(self._state(epoch), update, epoch)
 
     def suspend_sequences(
@@ -286,7 +294,7 @@ class PageManager:
         Raises:
             PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceSuspended
         """
-        state = self._state(epoch)
+        state, plans = self._state(epoch), check_batch(plans)
         suspended = swapping.suspend_sequences(state, plans, epoch, copies=runs_copies)
         return (suspended, *updating.take_copies(state, (), are_swaps=True))
 
@@ -303,7 +311,7 @@ class PageManager:
             PromptExceedsPool: a sequence can never come back.
             OutOfBlocks, QuotaExceeded: they do not fit now.
         """
-        state = self._state(epoch)
+        state, sequence_ids = self._state(epoch), check_batch(sequence_ids, "sequence_ids")
         state.blocks.host.is_open = runs_copies
         try:
             resumed = swapping.resume_sequences(state, sequence_ids, epoch, copies=runs_copies)
@@ -349,8 +357,14 @@ class PageManager:
         return pinning.renew_pin(self._state(0), pin_id, ttl_seconds, self._clock())
 
     def unpin(self, *, pin_id: str = "", owner: str = "") -> int:
-        """End a pin, or all of an owner's; how many. None is no error."""
-        if self._attached is None or not (pin_id or owner):
+        """End a pin, or all of an owner's; how many. None is no error.
+
+        Raises:
+            InvalidRequest: it is not said which.
+        """
+        if not (pin_id or owner):
+            raise InvalidRequest("target", "neither a pin nor an owner is given")
+        if self._attached is None:
             return 0
         return pinning.unpin(
             self._state(0),

@@ -19,7 +19,7 @@ from kvstore import journal, pinning
 from kvstore.block_pool import BlockPool
 from kvstore.errors import KvStoreError
 from kvstore.frame_records import NO_PARENT, FrameRecords
-from kvstore.growth import apply_commit
+from kvstore.growth import apply_commit, apply_copy
 from kvstore.pin_book import Pin
 from kvstore.prefix_tree import Chain, Node, Root
 from kvstore.sequences import Sequence
@@ -105,12 +105,16 @@ def _read_fork(found: Recovered, items: Iterable[tuple[Any, ...]]) -> None:
 
 
 def _read_extend(found: Recovered, ends: bytes, tables: bytes) -> None:
+    layout = found.layout
+    assert layout is not None
     numbers = _unbulk("q", tables)
     at = 0
     while at < len(numbers):
         serial, first_index, count = numbers[at : at + 3]
-        block_ids = found.sequences[serial].block_ids
-        block_ids[first_index:] = array("i", numbers[at + 3 : at + 3 + count])
+        sequence = found.sequences[serial]
+        if first_index < len(sequence.block_ids):
+            apply_copy(sequence, first_index, layout.block_size)
+        sequence.block_ids[first_index:] = array("i", numbers[at + 3 : at + 3 + count])
         at += 3 + count
     pairs = iter(_unbulk("q", ends))
     for serial, length in zip(pairs, pairs, strict=True):
@@ -170,6 +174,11 @@ def _read_unpin(found: Recovered, pin_ids: Iterable[str]) -> None:
 
 def _read_epoch(found: Recovered, epoch: int) -> None:
     found.epoch = epoch
+    # What a lease does not adopt is closed before it is written down.
+    for one in found.sequences.values():
+        one.epoch = epoch if one.epoch else 0
+    for pin in found.pins.values():
+        pin.epoch = epoch if pin.epoch else 0
 
 
 _READERS: dict[int, Callable[..., None]] = {

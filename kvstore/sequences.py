@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as TokenIds
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,6 +16,11 @@ from kvstore.types import CommitPlan, OpenPlan
 
 MAX_ID_BYTES = 128
 MAX_STATE_BYTES = 64 * 1024
+# Entries of one list in a call: it holds up all other calls while it is worked off.
+MAX_BATCH = 4096
+
+
+T = TypeVar("T")
 
 
 def to_array(token_ids: TokenIds[int]) -> array[int]:
@@ -82,6 +89,14 @@ def check_id(sequence_id: str, name: str = "sequence_id") -> None:
     size = len(sequence_id.encode("utf-8", "surrogatepass"))
     if not 1 <= size <= MAX_ID_BYTES:
         raise InvalidRequest(name, f"must have 1 to {MAX_ID_BYTES} bytes, has {size}")
+
+
+def check_batch(entries: Iterable[T], name: str = "plans") -> list[T]:
+    """The entries of a call. Raises InvalidRequest for more than it may have."""
+    checked = list(entries)
+    if len(checked) > MAX_BATCH:
+        raise InvalidRequest(name, f"has {len(checked)} entries, at most {MAX_BATCH} are allowed")
+    return checked
 
 
 def check_tokens(token_ids: TokenIds[int]) -> array[int]:

@@ -300,6 +300,12 @@ class Update:
     extends: Sequence[ExtendPlan] = ()
     opens: Sequence[OpenPlan] = ()
     runs_copies: bool = False  # the driver runs the copies that answers ask for
+    # What it has done since the last update; see PageManager.complete_transfer and
+    # PageManager.observe_prefill.
+    completed_transfer: int = 0
+    transfer_seconds: float = 0.0
+    num_prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,11 +91,6 @@ class LocalKvStore:
 
     async def update_sequences(self, update: ports.Update) -> ports.UpdateResult:
         try:
-            if update.completed_transfer:
-                self._manager.complete_transfer(
-                    update.completed_transfer, update.copy_seconds, self._epoch
-                )
-            self._manager.observe_prefill(update.num_prefill_tokens, update.prefill_seconds)
             result = self._manager.update(_to_kvstore(update), self._epoch)
         except KvStoreError as error:
             raise WorkerUnavailable(f"kvstore: {error}") from None
@@ -229,4 +224,8 @@ def _to_kvstore(update: ports.Update) -> kv.Update:
             for p in update.opens
         ],
         runs_copies=True,
+        completed_transfer=update.completed_transfer,
+        transfer_seconds=update.copy_seconds,
+        num_prefill_tokens=update.num_prefill_tokens,
+        prefill_seconds=update.prefill_seconds,
     )

@@ -9,6 +9,7 @@ from quire.kvstore.v1 import kvstore_pb2 as pb
 
 from kvstore import types
 from services.common.dtypes import dtype_name, dtype_number
+from services.common.durations import seconds_of
 
 # --- requests ---------------------------------------------------------------
 
@@ -66,6 +67,10 @@ def update(message: pb.UpdateSequencesRequest) -> types.Update:
         extends=[extend_plan(plan) for plan in message.extends],
         opens=[open_plan(plan) for plan in message.opens],
         runs_copies=message.runs_copies,
+        completed_transfer=message.completed_transfer,
+        transfer_seconds=seconds_of(message.transfer_duration),
+        num_prefill_tokens=message.prefill_token_count,
+        prefill_seconds=seconds_of(message.prefill_duration),
     )
 
 

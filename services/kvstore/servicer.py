@@ -119,14 +119,7 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
     def _update(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
         closed = [sequence_id for sequence_id in request.closes if self._kv.is_open(sequence_id)]
         request_ids = {plan.sequence_id: plan.request_id for plan in request.opens}
-        epoch = request.driver_epoch
-        if request.completed_transfer:
-            seconds = seconds_of(request.transfer_duration)
-            self._kv.complete_transfer(request.completed_transfer, seconds, epoch)
-        if request.prefill_token_count:
-            seconds = seconds_of(request.prefill_duration)
-            self._kv.observe_prefill(request.prefill_token_count, seconds)
-        result = self._kv.update(codec.update(request), epoch)
+        result = self._kv.update(codec.update(request), request.driver_epoch)
         for opened in result.opened:
             _log.info(
                 "sequence opened",
