@@ -228,7 +228,7 @@ class ApiSettings(_Settings):
         60.0, gt=0, description="seconds after which a step counts as stalled"
     )
     queue_timeout: float = Field(
-        30.0, ge=0, description="seconds that waiting requests outlast a lost worker"
+        30.0, ge=0, description="seconds that requests outlast a lost worker"
     )
     max_body_bytes: int = Field(4 * 2**20, ge=1024, description="largest HTTP request body")
     drain_timeout: float = Field(

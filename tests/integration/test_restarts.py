@@ -203,3 +203,22 @@ def test_a_killed_gateway_leaves_blocks_that_the_next_one_can_use(cell):
     again = cell.complete()
     assert text(again) == text(first)
     assert cached_tokens(again) > 0
+
+
+@pytest.mark.parametrize("worker", ["kvstore", "compute"])
+def test_a_worker_killed_under_load_costs_no_request_and_no_token(cell, worker):
+    """Its requests wait for the next one, and go on where they were."""
+    prompts = [f"{number} {PROMPT}" for number in range(4)]
+    expected = [text(cell.complete(prompt, max_tokens=150)) for prompt in prompts]
+    with ThreadPoolExecutor(4) as clients:
+        begun = [clients.submit(cell.complete, prompt, 150) for prompt in prompts]
+        deadline = time.monotonic() + 30
+        while metric(cell, "quire_requests_running") < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert metric(cell, "quire_requests_running") == 4
+        cell.kill(worker)
+        cell.start(worker)
+        answers = [one.result() for one in begun]
+    assert [text(answer) for answer in answers] == expected
+    assert metric(cell, "quire_reconnects_total") >= 1
+    assert metric(cell, HELD) == 0
