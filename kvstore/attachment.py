@@ -17,7 +17,7 @@ from kvstore.ports import PoolMemory, PoolStorage
 from kvstore.recovery import Recovered
 from kvstore.state import PoolState
 from kvstore.swap_costs import SwapCosts
-from kvstore.types import KvShape, PoolHandle, PoolLayout, PoolOptions, TenantLimits
+from kvstore.types import DTYPE_BYTES, KvShape, PoolHandle, PoolLayout, PoolOptions, TenantLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +177,12 @@ def _check_fits(options: ManagerOptions, found: Recovered) -> None:
     present = (layout.block_size, layout.num_blocks, found.num_host_blocks)
     if wanted != present:
         raise ValueError(f"it has block size, blocks, host blocks {present}, wanted {wanted}")
+
+
+def check_shape(shape: KvShape) -> None:
+    """Raises InvalidRequest for a dimension below 1 or an unknown dtype."""
+    for name in ("num_layers", "num_kv_heads", "head_size"):
+        if getattr(shape, name) < 1:
+            raise InvalidRequest(f"shape.{name}", "must be at least 1")
+    if shape.dtype not in DTYPE_BYTES:
+        raise InvalidRequest("shape.dtype", f"{shape.dtype!r} is not one of {list(DTYPE_BYTES)}")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from kvstore import attachment, audit, growth, insight, pinning, sharing, swapping, updating
+from kvstore import attachment, audit, growth, insight, lease, pinning, sharing, swapping, updating
 from kvstore.attachment import Attached, ManagerOptions
 from kvstore.errors import InvalidRequest, LayoutMismatch, LeaseLapsed, PoolNotAttached
 from kvstore.events import EventLog
@@ -18,7 +18,6 @@ from kvstore.sequences import check_batch
 from kvstore.state import PoolState
 from kvstore.types import (
     BLOCK_SIZES,
-    DTYPE_BYTES,
     BlockCopy,
     CommitPlan,
     ExtendedSequence,
@@ -97,35 +96,13 @@ class PageManager:
         """
         # Never the same again, not even after a restart of this process.
         self._epoch = self._last_epoch = max(self._last_epoch + 1, time.time_ns())
-        return self._epoch, self._end_lease(adopt=adopt)
+        return self._epoch, self._change_hands(adopt=adopt)
 
     def release_driver_lease(self, epoch: int) -> None:
         """Close what the driver has open, and leave its seat empty. Others are ignored."""
         if epoch and epoch == self._epoch:
             self._epoch = 0
-            self._end_lease(adopt=False)
-
-    def _end_lease(self, *, adopt: bool) -> int:
-        """Close what earlier drivers have left, or make it the present one's; how many."""
-        if self._attached is None:
-            return 0
-        state = self._attached.state
-        state.blocks.host.abandon()
-        left = [one for one in state.sequences.values() if one.epoch]
-        if not adopt:
-            state.close(left)
-            pinning.unpin(state, lambda pin: pin.epoch != 0)
-        # Last, and in one record: whenever we are killed, nothing is left that belongs to
-        # another lease than the one on paper.
-        state.epoch = self._epoch
-        state.journal.epoch(self._epoch)
-        if not adopt:
-            return len(left)
-        for one in left:
-            one.epoch = self._epoch
-        for pin in state.pins.all():
-            pin.epoch = self._epoch if pin.epoch else 0
-        return 0
+            self._change_hands(adopt=False)
 
     # --- the pool -----------------------------------------------------------
 
@@ -138,7 +115,7 @@ class PageManager:
             LayoutMismatch: the pool exists with another shape.
             NoRoomForPool: the memory does not hold it.
         """
-        _check_shape(shape)
+        attachment.check_shape(shape)
         if self._attached is None:
             self._attached = attachment.create(self._options, self._storage, shape, self._reached)
             self._attached.state.epoch = self._epoch
@@ -439,14 +416,11 @@ class PageManager:
         pinning.expire(attached.state, self._clock())
         return attached.state
 
+    def _change_hands(self, *, adopt: bool) -> int:
+        if self._attached is None:
+            return 0
+        return lease.change_hands(self._attached.state, self._epoch, adopt=adopt)
+
     def _check_epoch(self, epoch: int) -> None:
         if epoch and epoch != self._epoch:
             raise LeaseLapsed(epoch=epoch, present=self._epoch)
-
-
-def _check_shape(shape: KvShape) -> None:
-    for name in ("num_layers", "num_kv_heads", "head_size"):
-        if getattr(shape, name) < 1:
-            raise InvalidRequest(f"shape.{name}", "must be at least 1")
-    if shape.dtype not in DTYPE_BYTES:
-        raise InvalidRequest("shape.dtype", f"{shape.dtype!r} is not one of {list(DTYPE_BYTES)}")
