@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +19,17 @@ from kvstore.frames import Frames, Ids
 from kvstore.prefix_tree import Node, PrefixTree
 from kvstore.sequences import Sequence
 from kvstore.types import BlockCopy, BlockId
+
+# Of transfers that were not completed, which only costs measurements.
+_MOST_SIZES = 4096
+
+
+class TransferSize(NamedTuple):
+    """Copies of a transfer: to or from the host pool, within the page pool, for swaps."""
+
+    num_host: int = 0
+    num_inside: int = 0
+    num_swaps: int = 0
 
 
 @dataclass(slots=True)
@@ -48,8 +61,7 @@ class HostCache:
         self.is_open = False  # whether whoever calls can run copies
         self.num_demotions = 0
         self.num_evictions = 0
-        # Of each transfer that is under way: its copies, and whether they are swaps.
-        self._sizes: dict[int, tuple[int, bool]] = {}
+        self._sizes: dict[int, TransferSize] = {}  # of those that are under way
         self._copies: list[BlockCopy] = []
         self._arrivals: deque[_Arrival] = deque()
         # Above all numbers of earlier processes: one of theirs completes nothing of ours.
@@ -117,33 +129,33 @@ class HostCache:
         self.num_evictions += self._frames.host.num_free - before
         self._events.evicted(block_ids, cause)
 
-    def take_copies(
-        self, num_promoted: int = 0, *, are_swaps: bool = False
-    ) -> tuple[list[BlockCopy], int]:
+    def take_copies(self, others: TransferSize) -> tuple[list[BlockCopy], int]:
         """The copies that have come up since the last call, and their transfer's number.
 
-        `num_promoted` copies out of the host pool go with them. The number is 0 if there
-        are none at all. `are_swaps`: they belong to suspended sequences.
+        `others` go with them. The number is 0 if there are none at all.
         """
-        if not (self._copies or num_promoted):
-            return [], 0
         copies, self._copies = self._copies, []
-        self._sizes[self._transfer] = (len(copies) + num_promoted, are_swaps)
+        size = others._replace(num_host=others.num_host + len(copies))
+        if not (size.num_host or size.num_inside):
+            return [], 0
+        self._sizes[self._transfer] = size
+        if len(self._sizes) > _MOST_SIZES:  # nobody says that they were run
+            del self._sizes[next(iter(self._sizes))]
         self._transfer += 1
         return copies, self._transfer - 1
 
-    def complete(self, transfer: int) -> tuple[int, int, list[Sequence]]:
+    def complete(self, transfer: int) -> tuple[TransferSize, list[Sequence]]:
         """The copies of all transfers up to this one were run: what they brought is here.
 
-        Returns how many copies those were, how many of them swaps, and the suspended
-        sequences whose tail it was.
+        Returns how many copies those were, and the suspended sequences whose tail it was.
         """
+        transfer = min(transfer, self._transfer - 1)
         done = [number for number in self._sizes if number <= transfer]
-        sizes = [self._sizes.pop(number) for number in done]
-        num_copies = sum(size for size, _ in sizes)
-        num_swaps = sum(size for size, are_swaps in sizes if are_swaps)
+        total = TransferSize()
+        for number in done:
+            total = TransferSize(*map(operator.add, total, self._sizes.pop(number)))
         tails = []
-        while self._arrivals and self._arrivals[0].transfer in done:
+        while self._arrivals and self._arrivals[0].transfer <= transfer:
             arrival = self._arrivals.popleft()
             sequence = arrival.sequence
             if sequence is None:
@@ -152,7 +164,7 @@ class HostCache:
                 sequence.has_host_tail = True
                 tails.append(sequence)
             self._release(arrival.block_ids)
-        return num_copies, num_swaps, tails
+        return total, tails
 
     def abandon(self) -> None:
         """Whoever was to run the outstanding copies is gone: nothing arrives any more."""

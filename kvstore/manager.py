@@ -273,7 +273,8 @@ class PageManager:
         """
         state, plans = self._state(epoch), check_batch(plans)
         suspended = swapping.suspend_sequences(state, plans, epoch, copies=runs_copies)
-        return (suspended, *updating.take_copies(state, (), are_swaps=True))
+        num_copies = sum(one.num_copied_blocks for one in suspended)
+        return (suspended, *updating.take_copies(state, (), num_copies))
 
     def resume_sequences(
         self, sequence_ids: Iterable[str], epoch: int = 0, *, runs_copies: bool = False
@@ -294,8 +295,7 @@ class PageManager:
             resumed = swapping.resume_sequences(state, sequence_ids, epoch, copies=runs_copies)
         finally:
             state.blocks.host.is_open = False
-        copies = (one.copies for one in resumed)
-        return (resumed, *updating.take_copies(state, copies, are_swaps=True))
+        return (resumed, *updating.take_copies(state, resumed))
 
     def complete_transfer(self, transfer: int, seconds: float, epoch: int = 0) -> None:
         """All copies of answers up to this transfer were run, in so much time (0: unknown).
@@ -304,8 +304,8 @@ class PageManager:
             PoolNotAttached, LeaseLapsed
         """
         state = self._state(epoch)
-        num_copies, num_swaps, tails = state.blocks.host.complete(transfer)
-        state.costs.observe_host_copies(num_copies, num_swaps, seconds)
+        size, tails = state.blocks.host.complete(transfer)
+        state.costs.observe_copies(size.num_host, size.num_inside, size.num_swaps, seconds)
         if tails:
             state.journal.sequences(tails)
 

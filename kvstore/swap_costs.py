@@ -11,7 +11,8 @@ _WEIGHT = 0.2
 class SwapCosts:
     """Rates that whoever runs copies and prefills reports, and what follows from them.
 
-    Until something was measured, rates are nominal: those of a small machine.
+    Until something was measured, rates are nominal: those of a small machine. The first
+    measurement takes their place, later ones change what there is by a fifth.
     """
 
     def __init__(self, token_bytes: int, block_size: int) -> None:
@@ -20,6 +21,7 @@ class SwapCosts:
         self.host_bytes_per_s = 4e9  # between the page pool and the host pool
         self.device_bytes_per_s = 8e9  # within the page pool
         self.stats = SwapStats()
+        self._measured: set[str] = set()
 
     @property
     def block_bytes(self) -> int:
@@ -28,14 +30,25 @@ class SwapCosts:
     def observe_prefill(self, num_tokens: int, seconds: float) -> None:
         """So many prompt tokens were computed in this time."""
         if num_tokens > 0 and seconds > 0:
-            self.prefill_tokens_per_s = _blend(self.prefill_tokens_per_s, num_tokens / seconds)
+            rate = num_tokens / seconds
+            self.prefill_tokens_per_s = self._blend("prefill", self.prefill_tokens_per_s, rate)
 
-    def observe_host_copies(self, num_blocks: int, num_swaps: int, seconds: float) -> None:
-        """So many blocks were copied to or from the host pool, some for suspensions."""
-        if num_blocks > 0 and seconds > 0:
-            rate = num_blocks * self.block_bytes / seconds
-            self.host_bytes_per_s = _blend(self.host_bytes_per_s, rate)
-            self.stats.swap_actual_seconds += seconds * num_swaps / num_blocks
+    def observe_copies(
+        self, num_host: int, num_inside: int, num_swaps: int, seconds: float
+    ) -> None:
+        """So many blocks were copied in this time.
+
+        To or from the host pool, some of them for suspensions, and within the page pool.
+        """
+        num_blocks = num_host + num_inside
+        if num_blocks <= 0 or seconds <= 0:
+            return
+        rate = num_blocks * self.block_bytes / seconds
+        if num_host:
+            self.host_bytes_per_s = self._blend("host", self.host_bytes_per_s, rate)
+        else:
+            self.device_bytes_per_s = self._blend("device", self.device_bytes_per_s, rate)
+        self.stats.swap_actual_seconds += seconds * num_swaps / num_blocks
 
     def swap_seconds(self, num_blocks: int) -> float:
         """To copy blocks to the host pool and back."""
@@ -49,6 +62,7 @@ class SwapCosts:
         copy_seconds = self.block_bytes / self.device_bytes_per_s
         return num_tokens > 0 and copy_seconds < self.recompute_seconds(num_tokens)
 
-
-def _blend(old: float, new: float) -> float:
-    return old + _WEIGHT * (new - old)
+    def _blend(self, name: str, old: float, new: float) -> float:
+        weight = _WEIGHT if name in self._measured else 1.0
+        self._measured.add(name)
+        return old + weight * (new - old)

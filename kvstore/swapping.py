@@ -163,6 +163,8 @@ def _decide(
         return one.mode, "asked for"
     if not copies:
         return SuspendMode.RECOMPUTE, "whoever asks runs no copies"
+    if not host.num_blocks:
+        return SuspendMode.RECOMPUTE, "there is no host pool"
     text = f"swap takes {swap * 1e3:.3g} ms, recomputing {recompute * 1e3:.3g} ms"
     if one.mode is SuspendMode.SWAP:
         text = "asked for"

@@ -313,7 +313,7 @@ class UpdateResult:
     """`copies` come before those of single sequences and before any write.
 
     When all copies of this answer were run, the driver says so by the number `transfer`;
-    it is 0 if the host pool is not among them.
+    it is 0 if there are none.
     """
 
     extended: list[ExtendedSequence]

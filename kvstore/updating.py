@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from kvstore import growth, pinning
 from kvstore.errors import KvStoreError, OutOfBlocks, QuotaExceeded
+from kvstore.host_cache import TransferSize
 from kvstore.opening import open_sequences
 from kvstore.state import PoolState
 from kvstore.types import (
@@ -14,6 +15,7 @@ from kvstore.types import (
     OpenedSequence,
     OpenPlan,
     Refusal,
+    ResumedSequence,
     Update,
     UpdateResult,
 )
@@ -34,17 +36,25 @@ def update(state: PoolState, changes: Update, epoch: int) -> UpdateResult:
         _open_until_full(state, changes, epoch, result)
     finally:
         state.blocks.host.is_open = False
-    copies, transfer = take_copies(state, (one.copies for one in result.opened))
+    copies, transfer = take_copies(state, result.opened)
     return UpdateResult(result.extended, result.opened, result.refused, copies, transfer)
 
 
 def take_copies(
-    state: PoolState, others: Iterable[Sequence[BlockCopy]], *, are_swaps: bool = False
+    state: PoolState,
+    sequences: Iterable[OpenedSequence | ResumedSequence],
+    num_swapped_out: int = 0,
 ) -> tuple[list[BlockCopy], int]:
-    """Copies that must come first, and the number of the transfer that `others` are in."""
+    """Copies that must come first, and the transfer that those of `sequences` are in, too."""
     is_host = state.blocks.frames.is_host
-    num_promoted = sum(is_host(copy.source) for copies in others for copy in copies)
-    return state.blocks.host.take_copies(num_promoted, are_swaps=are_swaps)
+    num_host = num_inside = num_swaps = 0
+    for one in sequences:
+        num_in = sum(is_host(copy.source) for copy in one.copies)
+        num_host += num_in
+        num_inside += len(one.copies) - num_in
+        num_swaps += num_in if isinstance(one, ResumedSequence) else 0
+    size = TransferSize(num_host, num_inside, num_swaps + num_swapped_out)
+    return state.blocks.host.take_copies(size)
 
 
 def open_or_yield(

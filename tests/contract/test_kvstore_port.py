@@ -219,7 +219,12 @@ async def test_a_prompt_that_begins_like_another_gets_a_copy_of_the_block_they_p
     (b,) = result.opened
     assert b.num_cached_tokens == 12
     assert list(b.copies) == [(a.block_ids[1], b.block_ids[1])]
-    assert (result.copies, result.transfer) == ([], 0)
+    assert result.copies == []
+    assert result.transfer > 0
+    done = Update(completed_transfer=result.transfer, copy_seconds=0.5)
+    await kv.client.update_sequences(done)
+    rate = kv.manager._attached.state.costs.device_bytes_per_s
+    assert rate == 8 * 2 * 8 * 4 / 0.5  # of a block with 8 tokens
     kv.manager.close_sequences(["a", "b"])
 
 

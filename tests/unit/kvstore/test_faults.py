@@ -133,7 +133,7 @@ def test_c11_without_room_in_the_host_pool_everything_is_computed_again(managers
         manager.complete_transfer(transfer, 0.0)
         if not num_host_blocks:
             assert (answer.mode, copies, transfer) == (SuspendMode.RECOMPUTE, [], 0)
-            assert "no room" in answer.reason
+            assert answer.reason == "there is no host pool"
     for name in samples:
         [back], _, transfer = manager.resume_sequences([name], runs_copies=True)
         assert back.length == 33
