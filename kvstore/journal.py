@@ -38,6 +38,7 @@ class Journal:
         self._file = file
         self._reached = reached
         self.snapshot: Callable[[], Iterable[bytes]] = list
+        self.num_records = 0  # that were appended
         self._grown = self._written = 0
         self._is_whole = True  # False: there was no room for a record
 
@@ -107,6 +108,7 @@ class Journal:
     def _append(self, kind: str, record: bytes) -> None:
         self._reached(f"journal.{kind}.before")
         self._is_whole &= self._file.append(record)
+        self.num_records += 1
         self._reached(f"journal.{kind}.after")
         self._grown += len(record)
 

@@ -82,7 +82,6 @@ class PageManager:
         self.recovered = text  # what became of an earlier pool, in words; empty: none
         self._epoch = found.epoch if found is not None else 0  # the driver's; 0: none
         self._last_epoch = self._epoch
-        self.num_changes = 0  # calls that may have changed the pool
         self._num_audits = self._num_findings = 0
 
     # --- the driver ---------------------------------------------------------
@@ -124,6 +123,11 @@ class PageManager:
         if present != shape:
             raise LayoutMismatch(f"the pool is for {present}, not for {shape}")
         return self._attached.handle
+
+    @property
+    def num_changes(self) -> int:
+        """Grows when the pool changes, and not with calls that leave it as it is."""
+        return 0 if self._attached is None else self._attached.journal.num_records
 
     @property
     def is_attached(self) -> bool:
@@ -411,7 +415,6 @@ class PageManager:
         """What a call works on. Raises PoolNotAttached, LeaseLapsed."""
         self._check_epoch(epoch)
         attached = self._pool()
-        self.num_changes += 1
         attached.journal.tidy()
         pinning.expire(attached.state, self._clock())
         return attached.state
