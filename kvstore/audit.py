@@ -225,6 +225,11 @@ def _pins(state: PoolState) -> Iterator[str]:
         yield "blocks count other pins than there are"
 
 
+def _journal(state: PoolState) -> Iterator[str]:
+    if not state.journal.is_whole:
+        yield "there was no room for the journal: if the process is killed now, all is lost"
+
+
 def _leases(state: PoolState) -> Iterator[str]:
     orphans = [
         one.sequence_id for one in state.sequences.values() if one.epoch not in (0, state.epoch)
@@ -246,4 +251,5 @@ _CHECKS: dict[str, Callable[[PoolState], Iterator[str]]] = {
     "sequences": _sequences,
     "pins": _pins,
     "leases": _leases,
+    "journal": _journal,
 }

@@ -126,7 +126,7 @@ class OutOfBlocks(KvStoreError):
 
     def __init__(self, *, needed: int, free: int) -> None:
         super().__init__(
-            f"need {needed} blocks, {free} free",
+            f"need {needed} blocks, {free} can be had now",
             needed_block_count=needed,
             free_block_count=free,
         )
@@ -149,7 +149,8 @@ class LeaseLapsed(KvStoreError):
     reason = "LEASE_LAPSED"
 
     def __init__(self, *, epoch: int, present: int) -> None:
-        super().__init__("another driver has taken over", epoch=epoch, present_epoch=present)
+        text = "another driver has taken over" if present else "there is no driver's lease"
+        super().__init__(text, epoch=epoch, present_epoch=present)
 
 
 class LayoutMismatch(KvStoreError):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvstore.errors import InvalidRequest
 from kvstore.events import EventLog, EvictionCause
 from kvstore.eviction import EvictionPolicy
 from kvstore.frame_records import NO_PARENT
@@ -148,8 +149,12 @@ class HostCache:
         """The copies of all transfers up to this one were run: what they brought is here.
 
         Returns how many copies those were, and the suspended sequences whose tail it was.
+
+        Raises:
+            InvalidRequest: there was no such transfer yet.
         """
-        transfer = min(transfer, self._transfer - 1)
+        if transfer >= self._transfer:
+            raise InvalidRequest("completed_transfer", f"{transfer} was never given out")
         done = [number for number in self._sizes if number <= transfer]
         total = TransferSize()
         for number in done:

@@ -112,6 +112,16 @@ class Journal:
         self._reached(f"journal.{kind}.after")
         self._grown += len(record)
 
+    @property
+    def is_whole(self) -> bool:
+        """The next process would find everything."""
+        return self._is_whole
+
+    def mend(self) -> None:
+        """Write a journal anew that there was no room for, if there is some now."""
+        if not self._is_whole:
+            self.rewrite()
+
     def tidy(self) -> None:
         """Rewrite the journal if it has grown too long. Called between operations."""
         if self._grown > (max(_MOST_GROWTH, self._written) if self._is_whole else _NEXT_TRY):

@@ -155,9 +155,10 @@ class PageManager:
             attached.memory.leave()
 
     def keep(self) -> None:
-        """Say that the pool is in use, and end what has lapsed. Called now and then."""
+        """Say that the pool is in use, and end what has lapsed. Called every second or so."""
         if self._attached is not None:
             self._attached.memory.touch()
+            self._attached.journal.mend()
             pinning.expire(self._attached.state, self._clock())
             self._attached.state.blocks.tenants.forget_idle()
 
@@ -252,6 +253,7 @@ class PageManager:
             PoolNotAttached: there is nothing to change, unless the update only closes.
         """
         self._check_epoch(epoch)
+        updating.check_reports(update)
         for name in ("commits", "closes", "extends", "opens"):
             check_batch(getattr(update, name), name)
         if self._attached is None:
@@ -387,7 +389,12 @@ class PageManager:
         if self._attached is None:
             return PoolStats()
         stats = insight.stats(self._attached.state)
-        return replace(stats, num_audits=self._num_audits, num_findings=self._num_findings)
+        return replace(
+            stats,
+            num_audits=self._num_audits,
+            num_findings=self._num_findings,
+            is_journal_whole=self._attached.journal.is_whole,
+        )
 
     def audit(self, *, repair: bool = False) -> list[Finding]:
         """Check every invariant from scratch. Slow.

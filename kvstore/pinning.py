@@ -35,6 +35,7 @@ def pin_prefix(state: PoolState, plan: PinPlan, epoch: int, now: float) -> PinIn
     if present is not None:
         if (present.namespace, present.tokens, present.owner) != (namespace, tokens, plan.owner):
             raise PinExists(plan.pin_id)
+        present.priority = plan.priority
         return renew_pin(state, plan.pin_id, plan.ttl_seconds, now)
     pin = Pin(
         pin_id=plan.pin_id,
@@ -152,9 +153,8 @@ def _prefix(state: PoolState, plan: PinPlan) -> tuple[Namespace, array[int]]:
         namespace, tokens = plan.namespace, check_tokens(plan.token_ids)
     count = len(tokens) // state.block_size
     if not count:
-        raise InvalidRequest(
-            "token_ids", f"{len(tokens)} tokens fill no block of {state.block_size}"
-        )
+        field = "sequence_id" if plan.sequence_id else "token_ids"
+        raise InvalidRequest(field, f"{len(tokens)} tokens fill no block of {state.block_size}")
     return namespace, tokens[: count * state.block_size]
 
 

@@ -238,7 +238,10 @@ def found_in(state: PoolState) -> Recovered:
 def rebuild(state: PoolState, found: Recovered) -> None:
     """Fill an empty state with what was found. The frame records are those of the last one."""
     blocks = state.blocks
-    sequences = sorted(found.sequences.values(), key=lambda sequence: sequence.serial)
+    sequences = sorted(
+        (one for one in found.sequences.values() if _is_sound(one, state)),
+        key=lambda sequence: sequence.serial,
+    )
     _restore_tree(blocks, found.namespaces)
     _count_references(blocks, sequences)
     _split_where_holders_change(blocks)
@@ -257,6 +260,21 @@ def rebuild(state: PoolState, found: Recovered) -> None:
         with contextlib.suppress(KvStoreError):  # other limits now; it takes what it can later
             pinning.take_blocks(state, pin)
         state.pins.put(pin)
+
+
+def _is_sound(one: Sequence, state: PoolState) -> bool:
+    """The sequence does not contradict itself. One that does is given up."""
+    num_frames = state.blocks.frames.records.num_frames
+    everything = [*one.block_ids, *one.sources, *one.host_ids]
+    in_range = all(0 <= block < num_frames for block in everything)
+    if one.is_suspended:
+        return in_range and not one.block_ids
+    return (
+        in_range
+        and len(one.block_ids) == state.num_blocks(one.length)
+        and len(set(one.block_ids)) == len(one.block_ids)
+        and one.num_computed <= min(one.length, len(one.tokens))
+    )
 
 
 def _restore_tree(blocks: BlockPool, namespaces: dict[int, Namespace]) -> None:

@@ -40,10 +40,13 @@ def fork_sequences(state: PoolState, plans: Iterable[ForkPlan], epoch: int) -> l
 def truncate_sequences(state: PoolState, plans: Iterable[TruncatePlan], epoch: int) -> None:
     """See PageManager.truncate_sequences."""
     plans = list(plans)
+    lengths: dict[str, int] = {}  # as they are after the plans before
     for plan in plans:
-        limit = state.find_resident(plan.sequence_id, epoch).length
+        sequence = state.find_resident(plan.sequence_id, epoch)
+        limit = lengths.get(plan.sequence_id, sequence.length)
         if not 1 <= plan.length <= limit:
             raise InvalidRequest("length", f"{plan.length} is not from 1 to {limit}")
+        lengths[plan.sequence_id] = plan.length
     # First on paper: a token that is cut must not come back with the blocks it was in.
     state.journal.truncate(
         [(state.sequences[plan.sequence_id].serial, plan.length) for plan in plans]

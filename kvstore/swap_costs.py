@@ -6,6 +6,8 @@ from kvstore.types import SwapStats
 
 # How much of a rate the latest measurement is.
 _WEIGHT = 0.2
+_MOST_FACTOR = 4.0
+_MOST_PER_SECOND = 1e14  # no memory and no processor is that fast
 
 
 class SwapCosts:
@@ -63,6 +65,10 @@ class SwapCosts:
         return num_tokens > 0 and copy_seconds < self.recompute_seconds(num_tokens)
 
     def _blend(self, name: str, old: float, new: float) -> float:
-        weight = _WEIGHT if name in self._measured else 1.0
-        self._measured.add(name)
-        return old + weight * (new - old)
+        new = min(max(new, 1.0), _MOST_PER_SECOND)
+        if name not in self._measured:
+            self._measured.add(name)
+            return new
+        # One that is far out is a clock that went wrong, or something that was in the way.
+        new = min(max(new, old / _MOST_FACTOR), old * _MOST_FACTOR)
+        return old + _WEIGHT * (new - old)

@@ -202,7 +202,10 @@ def _prepare(state: PoolState, sequence: Sequence, *, copies: bool) -> _Return:
     most = state.blocks.tenants.most_blocks(tenant)
     if num_blocks > most:
         raise PromptExceedsPool(needed=num_blocks, total=most)
-    found = find(state, namespace, sequence.tokens, computed, copies=copies)
+    # More than it had may be there by now, and copies that it never made. As with a prompt,
+    # a token that is yet to be computed stays one.
+    limit = max(computed, len(sequence.tokens) - 1)
+    found = find(state, namespace, sequence.tokens, limit, copies=copies)
     if copies and sequence.has_host_tail and found.num_blocks == computed // size:
         found.alike, found.num_alike = sequence.host_ids[-1], computed % size
     return _Return(sequence, tenant, found, num_blocks - len(found.hits))
@@ -212,7 +215,7 @@ def _resume(state: PoolState, one: _Return) -> ResumedSequence:
     sequence, found, size = one.sequence, one.found, state.block_size
     new = state.blocks.allocate(one.num_new_blocks, one.tenant)
     num_present = found.num_blocks * size + found.num_alike
-    lost = state.costs.recompute_seconds(sequence.num_computed - num_present)
+    lost = state.costs.recompute_seconds(max(0, sequence.num_computed - num_present))
     state.costs.stats.recompute_actual_seconds += lost
     if sequence.host_ids:
         state.blocks.release_loose(sequence.host_ids, one.tenant)

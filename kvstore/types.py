@@ -369,6 +369,7 @@ class PoolStats:
     tenants: Sequence[TenantUsage] = ()
     num_audits: int = 0
     num_findings: int = 0  # of all those audits
+    is_journal_whole: bool = True  # False: there was no room for it; a kill loses everything
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from kvstore import growth, pinning
-from kvstore.errors import KvStoreError, OutOfBlocks, QuotaExceeded
+from kvstore.errors import InvalidRequest, KvStoreError, OutOfBlocks, QuotaExceeded
 from kvstore.host_cache import TransferSize
 from kvstore.opening import open_sequences
 from kvstore.state import PoolState
@@ -38,6 +39,18 @@ def update(state: PoolState, changes: Update, epoch: int) -> UpdateResult:
         state.blocks.host.is_open = False
     copies, transfer = take_copies(state, result.opened)
     return UpdateResult(result.extended, result.opened, result.refused, copies, transfer)
+
+
+def check_reports(changes: Update) -> None:
+    """Raises InvalidRequest for measurements that cannot be."""
+    for name, value in (
+        ("completed_transfer", changes.completed_transfer),
+        ("transfer_duration", changes.transfer_seconds),
+        ("prefill_token_count", changes.num_prefill_tokens),
+        ("prefill_duration", changes.prefill_seconds),
+    ):
+        if not 0 <= value < math.inf:
+            raise InvalidRequest(name, f"{value} is below 0, or no number")
 
 
 def take_copies(

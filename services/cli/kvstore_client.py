@@ -14,6 +14,7 @@ from services.cli.printable import one_line
 from services.cli.runtime_folder import running_folders
 from services.common import pool_stats
 from services.common.config import DEFAULT_KVSTORE
+from services.common.errors import error_details
 from services.common.server import CHANNEL_OPTIONS
 from services.common.startup import StartupError
 
@@ -67,6 +68,8 @@ class KvStoreClient:
             return method(request, timeout=seconds)
         except grpc.RpcError as error:
             text = one_line(error.details() or error.code().name)
+            if error_details(error).reason:  # it is there, and says what is wrong
+                raise KvStoreSilent(f"the kvstore at {self.address}: {text}") from None
             raise KvStoreSilent(
                 f"the kvstore at {self.address} does not answer ({text}); start one with "
                 "`quire up`, or name it with --kvstore"

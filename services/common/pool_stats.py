@@ -27,6 +27,7 @@ def to_message(stats: types.PoolStats) -> pb.GetStatsResponse:
         tenants=[_tenant(usage) for usage in stats.tenants],
         audit_count=stats.num_audits,
         audit_finding_count=stats.num_findings,
+        is_journal_lost=not stats.is_journal_whole,
     )
     if stats.num_host_blocks:
         message.host.total_block_count = stats.num_host_blocks
@@ -72,6 +73,7 @@ def from_message(message: pb.GetStatsResponse) -> types.PoolStats:
         tenants=[_usage(tenant) for tenant in message.tenants],
         num_audits=message.audit_count,
         num_findings=message.audit_finding_count,
+        is_journal_whole=not message.is_journal_lost,
     )
 
 

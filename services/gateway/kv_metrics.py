@@ -48,6 +48,7 @@ def _pool(stats: PoolStats) -> Iterator[Metric]:
         ("suspended_sequences", "Those of them that are suspended.", stats.num_suspended),
         ("waste_slots", "Slots of own tails that hold no token.", stats.num_waste_slots),
         ("waste_ratio", "Their share of all held slots.", stats.waste_ratio),
+        ("journal_whole", "1: a killed kvstore leaves everything.", int(stats.is_journal_whole)),
     ):
         yield GaugeMetricFamily(_PREFIX + name, text, value)
     for name, text, total in (

@@ -27,6 +27,7 @@ class Upkeep:
         self._audit_after = audit_after
         self._seen = self._audited = manager.num_changes
         self._since = time.monotonic()
+        self._is_whole = True
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -37,6 +38,7 @@ class Upkeep:
     def look(self) -> None:
         """One look."""
         self._manager.keep()
+        self._tell_of_the_journal(self._manager.stats().is_journal_whole)
         now, changes = time.monotonic(), self._manager.num_changes
         if changes != self._seen:
             self._seen, self._since = changes, now
@@ -45,3 +47,11 @@ class Upkeep:
             self._audited = changes
             for finding in self._manager.audit():
                 _log.error("audit", kind=finding.kind, finding=finding.text)
+
+    def _tell_of_the_journal(self, is_whole: bool) -> None:
+        if is_whole != self._is_whole:
+            self._is_whole = is_whole
+            if is_whole:
+                _log.info("journal", outcome="it is whole again")
+            else:
+                _log.error("journal", outcome="no room in shared memory: a kill loses everything")

@@ -188,3 +188,13 @@ def test_a_repair_that_finds_nothing_changes_nothing(manager):
     assert manager.audit(repair=True) == []
     assert manager._attached.state is state
     assert manager.stats() == replace(before, num_audits=before.num_audits + 1)
+
+
+@pytest.mark.parametrize("corrupt", [compute_beyond_the_length, shorten_a_table])
+def test_a_sequence_that_contradicts_itself_is_given_up_and_the_others_stay(manager, corrupt):
+    """By a repair, and by the next process alike."""
+    corrupt(manager._attached.state)
+    manager.audit(repair=True)
+    assert manager.audit() == []
+    assert [info.sequence_id for info in manager.list_sequences()[0]] == ["b", "c"]
+    assert [pin.num_cached_tokens for pin in manager.list_pins()] == [16]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.errors import OutOfBlocks
+from kvstore.errors import InvalidRequest, OutOfBlocks
 from kvstore.types import CommitPlan, ExtendPlan, ForkPlan, TruncatePlan
 
 
@@ -119,3 +119,16 @@ def test_truncating_again_changes_nothing(managers, plan):
     manager.truncate_sequences([TruncatePlan("a", 9)])
     assert (manager.stats(), manager.list_sequences()) == before
     assert manager.stats().num_free == 6
+
+
+def test_truncations_of_one_call_are_checked_one_after_the_other(managers, plan):
+    manager = managers(8)
+    manager.open_sequences([plan("a", 40)])
+    before = manager.stats(), manager.list_sequences()
+    for lengths in ((1, 40), (30, 35), (40, 41)):
+        with pytest.raises(InvalidRequest, match="length"):
+            manager.truncate_sequences([TruncatePlan("a", length) for length in lengths])
+        assert (manager.stats(), manager.list_sequences()) == before
+    manager.truncate_sequences([TruncatePlan("a", 30), TruncatePlan("a", 30), TruncatePlan("a", 9)])
+    [info] = manager.list_sequences()[0]
+    assert (info.length, len(info.block_ids)) == (9, 2)

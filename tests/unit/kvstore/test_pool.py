@@ -43,8 +43,8 @@ def test_attaching_another_shape_leaves_the_pool_alone(managers, plan, shape):
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"num_layers": 0}, "shape.num_layers"),
-        ({"num_kv_heads": -1}, "shape.num_kv_heads"),
+        ({"num_layers": 0}, "shape.layer_count"),
+        ({"num_kv_heads": -1}, "shape.kv_head_count"),
         ({"head_size": 0}, "shape.head_size"),
         ({"dtype": "float16"}, "shape.dtype"),
     ],

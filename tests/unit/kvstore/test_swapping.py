@@ -272,3 +272,30 @@ def test_a_resumption_that_opens_anew_is_no_hit(manager, opened, plan):
     after = manager.stats()
     assert after.num_prompt_tokens == before.num_prompt_tokens
     assert after.num_hit_tokens == before.num_hit_tokens
+
+
+def test_a_second_suspension_before_any_commit_keeps_what_the_first_one_saved(manager, opened):
+    opened(manager, "a", 24)
+    _, _, transfer = suspend(manager, "a", mode=SWAP)
+    manager.complete_transfer(transfer, 0.001)
+    manager.resume_sequences(["a"], runs_copies=True)
+    suspend(manager, "a", mode=SWAP)
+    [back], _, _ = manager.resume_sequences(["a"], runs_copies=True)
+    assert back.num_computed_tokens == 23  # 16 of whole blocks, and what the third begins with
+    assert len(back.copies) == 3
+
+
+def test_a_resumption_finds_what_others_have_computed_meanwhile(manager, opened, plan):
+    manager.open_sequences([plan("a", 40)])
+    suspend(manager, "a")
+    opened(manager, "b", 40)
+    [back], _, _ = manager.resume_sequences(["a"])
+    assert back.num_computed_tokens == 32
+
+
+def test_measurements_that_are_far_out_hardly_count(manager):
+    manager.observe_prefill(1000, 1.0)
+    manager.observe_prefill(2**31 - 1, 1e-9)
+    assert 1000 < manager.stats().prefill_tokens_per_s <= 1600
+    manager.observe_prefill(1, 1e9)
+    assert manager.stats().prefill_tokens_per_s > 800

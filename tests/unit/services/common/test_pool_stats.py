@@ -29,6 +29,7 @@ def test_every_counter_arrives_as_itself():
         evictions={"room": 7, "quota": 2},
         swap=numbered(SwapStats, numbers),
         tenants=tenants,
+        is_journal_whole=False,
     )
     assert pool_stats.from_message(pool_stats.to_message(stats)) == stats
 

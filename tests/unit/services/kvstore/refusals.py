@@ -337,6 +337,30 @@ REFUSED = {
         INVALID,
     ),
     "too many resumptions": ("ResumeSequences", resumption(*["away"] * (MAX_BATCH + 1)), INVALID),
+    **{
+        f"a report of {what}": (
+            "UpdateSequences",
+            pb.UpdateSequencesRequest(closes=["mine"], **fields),
+            INVALID,
+        )
+        for what, fields in {
+            "a transfer that never was": {"completed_transfer": 2**62},
+            "a transfer below 0": {"completed_transfer": -1},
+            "prompt tokens below 0": {"prefill_token_count": -1},
+            "a prefill before its start": {"prefill_duration": seconds(-1)},
+            "copies before their start": {"transfer_duration": seconds(-1)},
+        }.items()
+    },
+    "a truncation to more than the one before it in the call leaves": (
+        "TruncateSequences",
+        pb.TruncateSequencesRequest(
+            plans=[
+                pb.TruncatePlan(sequence_id="mine", length=1),
+                pb.TruncatePlan(sequence_id="mine", length=12),
+            ]
+        ),
+        INVALID,
+    ),
     "too many closes": ("CloseSequences", closing(*["mine"] * (MAX_BATCH + 1)), INVALID),
     **{
         f"an update with too many {name}": (
@@ -373,8 +397,8 @@ NO_CHANGE = {
     "an attachment again": ("AttachPool", pb.AttachPoolRequest(shape=SHAPE)),
     "a release of an old lease": ("ReleaseDriverLease", pb.ReleaseDriverLeaseRequest(epoch=7)),
     "empty lists": ("UpdateSequences", pb.UpdateSequencesRequest()),
-    "a transfer that never was": (
+    "a transfer of an earlier process": (
         "UpdateSequences",
-        pb.UpdateSequencesRequest(completed_transfer=-1, prefill_token_count=-MOST),
+        pb.UpdateSequencesRequest(completed_transfer=7),
     ),
 }

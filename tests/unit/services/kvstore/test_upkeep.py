@@ -114,3 +114,24 @@ def test_pins_end_in_time_without_any_call(manager, clock):
     clock.now += 11
     care.look()
     assert manager.stats().num_pins == 0
+
+
+def test_a_journal_without_room_is_told_of_and_written_again_when_there_is_some(
+    manager, clock, monkeypatch
+):
+    care = Upkeep(manager, audit_after=0)
+    file = manager._attached.memory.journal
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "append", lambda record: False)
+        patch.setattr(file, "replace", lambda records: 0)
+        open_one(manager, "a")
+        with structlog.testing.capture_logs() as logs:
+            care.look()
+        assert [entry["log_level"] for entry in logs] == ["error"]
+        assert not manager.stats().is_journal_whole
+        assert [finding.kind for finding in manager.audit()] == ["journal"]
+    with structlog.testing.capture_logs() as logs:
+        care.look()
+    assert [entry["log_level"] for entry in logs] == ["info"]
+    assert manager.stats().is_journal_whole
+    assert manager.audit() == []
