@@ -184,12 +184,12 @@ def _check_fits(options: ManagerOptions, found: Recovered) -> None:
 
 def check_shape(shape: KvShape) -> None:
     """Raises InvalidRequest for a dimension below 1 or an unknown dtype."""
-    for field, value in (
+    for name, value in (
         ("layer_count", shape.num_layers),
         ("kv_head_count", shape.num_kv_heads),
         ("head_size", shape.head_size),
     ):
         if value < 1:
-            raise InvalidRequest(f"shape.{field}", "must be at least 1")
+            raise InvalidRequest(f"shape.{name}", "must be at least 1")
     if shape.dtype not in DTYPE_BYTES:
         raise InvalidRequest("shape.dtype", f"{shape.dtype!r} is not one of {list(DTYPE_BYTES)}")
