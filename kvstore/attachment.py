@@ -135,7 +135,6 @@ def _attach(
         reached=reached,
     )
     pool_options = PoolOptions(
-        limits=options.tenants,
         most_pinned=int(layout.num_blocks * options.pin_share),
         most_pinned_by_tenant=int(layout.num_blocks * options.tenant_pin_share),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -198,12 +196,6 @@ class Frames:
             unheld = self.ref_counts[part] == 0
             region.keep_free(unheld & ~self.findable[part])
             region.num_cached = int(np.count_nonzero(unheld & self.findable[part]))
-
-    def cached_list(self) -> list[BlockId]:
-        """The cached blocks, as their records say. For audits."""
-        cached: Any = np.flatnonzero(self.findable & (self.ref_counts == 0))
-        ids: list[BlockId] = cached.tolist()
-        return ids
 
     def _by_region(self, block_ids: Ids) -> list[tuple[Region, Ids]]:
         if not self.host.num_blocks:

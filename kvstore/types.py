@@ -102,7 +102,6 @@ class TenantUsage:
 class PoolOptions:
     """How a pool is managed. Pins are counted in blocks of their whole prefixes."""
 
-    limits: Mapping[str, TenantLimits]
     most_pinned: int
     most_pinned_by_tenant: int
 

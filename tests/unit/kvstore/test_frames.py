@@ -69,7 +69,7 @@ def test_a_cached_block_cannot_be_released_again():
     with pytest.raises(ValueError, match="not held"):
         frames.release(block)
     assert counters(frames) == (0, 1, 0)
-    assert frames.cached_list() == block.tolist()
+    assert frames.findable.tolist() == [True]
 
 
 def test_a_table_that_lists_a_block_twice_is_not_released_at_all():
