@@ -96,6 +96,10 @@ def _check_host_port(text: str) -> str:
     return text
 
 
+def _check_listen(text: str) -> str:
+    return text if text.startswith("unix:") and len(text) > 5 else _check_host_port(text)
+
+
 def _check_block_size(value: int) -> int:
     if value not in (8, 16, 32):
         raise ValueError("must be 8, 16 or 32")
@@ -107,6 +111,7 @@ HostMemorySize = Annotated[str, BeforeValidator(_size_text), AfterValidator(_che
 Tenants = Annotated[str, AfterValidator(_check_tenants)]
 MemorySize = Annotated[str, BeforeValidator(_size_text), AfterValidator(_check_size)]
 HostPort = Annotated[str, AfterValidator(_check_host_port)]
+ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 
 
 def _default_cache_dir() -> Path:
@@ -245,7 +250,7 @@ class ApiSettings(_Settings):
 class KvStoreSettings(PoolSettings, LogSettings):
     """The KV page manager."""
 
-    listen: str = Field(DEFAULT_KVSTORE, description="address: HOST:PORT or unix:PATH")
+    listen: ListenAddress = Field(DEFAULT_KVSTORE, description="address: HOST:PORT or unix:PATH")
     recover: bool = Field(
         True, description="take over the pool that a kvstore with this address has left"
     )
@@ -261,7 +266,7 @@ class WorkerSettings(ModelSettings, MathSettings):
 class ComputeSettings(WorkerSettings, LogSettings):
     """Prefill and paged decode."""
 
-    listen: str = Field("127.0.0.1:50052", description="address: HOST:PORT or unix:PATH")
+    listen: ListenAddress = Field("127.0.0.1:50052", description="address: HOST:PORT or unix:PATH")
     kvstore: str = Field(DEFAULT_KVSTORE, description="address of the kvstore")
 
 

@@ -158,3 +158,15 @@ def test_a_variable_that_is_no_option_is_doubtful(monkeypatch):
     assert "QUIRE_THREADS?" in thread[0]
     assert not [text for text in config.doubtful_variables() if text.startswith("QUIRE_THREADS ")]
     assert load().threads == 2
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "nowhere", ":50051", "unix:", "host:x"])
+def test_an_address_that_is_none_is_refused_before_anything_listens(address):
+    with pytest.raises(ConfigError, match="--listen"):
+        config.load(config.KvStoreSettings, "serve-kvstore", [f"--listen={address}"])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:50051", "unix:/tmp/kv.sock"])
+def test_addresses_of_both_kinds_are_taken(address):
+    settings = config.load(config.KvStoreSettings, "serve-kvstore", [f"--listen={address}"])
+    assert settings.listen == address
