@@ -257,7 +257,7 @@ class BlockPool:
             raise AssertionError("a cached block is in no node that can be evicted")
         node, num_last = victim
         tenant = self.tenant_of(node)
-        num_freed = self.host.demote(node, num_last)
+        num_freed = self.host.demote(node, num_last) if self.host.is_open else 0
         if num_freed:
             partition.queue.forget(node)
         else:

@@ -59,7 +59,7 @@ class HostCache:
         self._frames, self._tree, self._events = frames, tree, events
         self.queue = queue
         self.num_blocks = frames.host.num_blocks
-        self.is_open = False  # whether whoever calls can run copies
+        self.is_open = False  # whether what is evicted comes here: the caller runs copies
         self.num_demotions = 0
         self.num_evictions = 0
         self._sizes: dict[int, TransferSize] = {}  # of those that are under way
@@ -71,12 +71,10 @@ class HostCache:
     def demote(self, node: Node, count: int) -> int:
         """Move up to `count` last blocks of a node of the page pool here; how many.
 
-        0 if nobody can copy, or if there is no room, or if blocks below the node are in
-        the page pool. Those that are moved become free there.
+        0 if there is no room, or if blocks below the node are in the page pool. Those that
+        are moved become free there. Whoever called the page manager must run the copies.
         """
-        if not self.is_open or any(
-            not self._frames.is_host(child.blocks[0]) for child in node.children.values()
-        ):
+        if any(not self._frames.is_host(child.blocks[0]) for child in node.children.values()):
             return 0
         count = min(count, self.make_room(count))
         if not count:

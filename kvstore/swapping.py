@@ -181,10 +181,7 @@ def _keep(state: PoolState, sequence: Sequence, node: Node) -> int:
     if blocks.is_held(node) or blocks.frames.is_host(node.blocks[0]):
         return 0
     tenant = blocks.tenant_of(node)
-    count = len(node.blocks)
-    is_open, blocks.host.is_open = blocks.host.is_open, True
-    moved = blocks.host.demote(node, count)
-    blocks.host.is_open = is_open
+    moved = blocks.host.demote(node, len(node.blocks))
     if not moved:
         return 0  # something else is below it in the page pool: it stays there as well
     tenant.partition.queue.forget(node)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 from quire.compute.v1 import compute_pb2, compute_pb2_grpc
-from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from compute import types as ct
 from compute.errors import InvalidStep
@@ -21,7 +20,7 @@ from services.compute.servicer import ComputeServicer
 from services.compute.step_thread import StepThread, new_executor
 from services.gateway.compute_clients import GrpcCompute, LocalCompute
 from services.gateway.kvstore_clients import GrpcKvStore, LocalKvStore
-from services.kvstore.servicer import KvCacheServicer
+from tests import kvstore_server
 
 TRANSPORTS = ("local", "grpc")
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="float32")
@@ -52,17 +51,8 @@ async def kv_system(transport, manager, tmp_path) -> AsyncIterator[KvSystem]:
     if transport == "local":
         yield KvSystem(LocalKvStore(manager), manager)
         return
-    address = f"unix:{tmp_path / 'kv.sock'}"
-    name = kvstore_pb2.DESCRIPTOR.services_by_name["KvCacheService"].full_name
-    server = GrpcServer(
-        address,
-        [name],
-        lambda s: kvstore_pb2_grpc.add_KvCacheServiceServicer_to_server(
-            KvCacheServicer(manager), s
-        ),
-    )
-    await server.start()
-    client = GrpcKvStore(address)
+    server = await kvstore_server.started(manager, tmp_path)
+    client = GrpcKvStore(server.address)
     yield KvSystem(client, manager, server)
     await client.close()
     await server.stop(0)

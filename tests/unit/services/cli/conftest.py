@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from quire.kvstore.v1 import kvstore_pb2 as pb
-from quire.kvstore.v1 import kvstore_pb2_grpc
 from structlog.testing import capture_logs
 
 from kvstore.attachment import ManagerOptions
@@ -14,8 +12,7 @@ from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.types import CommitPlan, KvShape, Namespace, OpenPlan, PinPlan, TenantLimits
 from services.cli.main import main
-from services.common.server import GrpcServer
-from services.kvstore.servicer import KvCacheServicer
+from tests import kvstore_server
 
 SHAPE = KvShape(2, 1, 8, "bfloat16")
 BLOCK_BYTES = 8 * SHAPE.token_bytes
@@ -42,17 +39,8 @@ def busy(manager):
 
 @pytest.fixture
 async def address(manager, tmp_path):
-    address = f"unix:{tmp_path / 'kv.sock'}"
-    name = pb.DESCRIPTOR.services_by_name["KvCacheService"].full_name
-    server = GrpcServer(
-        address,
-        [name],
-        lambda s: kvstore_pb2_grpc.add_KvCacheServiceServicer_to_server(
-            KvCacheServicer(manager), s
-        ),
-    )
-    await server.start()
-    yield address
+    server = await kvstore_server.started(manager, tmp_path)
+    yield server.address
     await server.stop(0)
 
 

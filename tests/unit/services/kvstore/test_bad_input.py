@@ -12,8 +12,7 @@ from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from kvstore.sequences import MAX_BATCH
 from services.common.errors import error_details
-from services.common.server import GrpcServer
-from services.kvstore.servicer import KvCacheServicer
+from tests import kvstore_server
 from tests.unit.services.kvstore.refusals import (
     BLOCK_BYTES,
     INVALID,
@@ -41,17 +40,8 @@ async def stub(tmp_path):
     """A pool with a client's sequences, a driver's, suspended ones and a pin."""
     options = ManagerOptions(NUM_BLOCKS * BLOCK_BYTES, 8, pin_share=0.25)
     manager = PageManager(options, FakeStorage(), clock=lambda: 0.0)
-    address = f"unix:{tmp_path / 'kv.sock'}"
-    name = pb.DESCRIPTOR.services_by_name["KvCacheService"].full_name
-    server = GrpcServer(
-        address,
-        [name],
-        lambda s: kvstore_pb2_grpc.add_KvCacheServiceServicer_to_server(
-            KvCacheServicer(manager), s
-        ),
-    )
-    await server.start()
-    async with grpc.aio.insecure_channel(address) as channel:
+    server = await kvstore_server.started(manager, tmp_path)
+    async with grpc.aio.insecure_channel(server.address) as channel:
         stub = kvstore_pb2_grpc.KvCacheServiceStub(channel)
         await stub.AttachPool(pb.AttachPoolRequest(shape=SHAPE))
         acquire = pb.AcquireDriverLeaseRequest()

@@ -13,8 +13,7 @@ from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from services.common import pool_stats
 from services.common.errors import error_details
-from services.common.server import GrpcServer
-from services.kvstore.servicer import KvCacheServicer
+from tests import kvstore_server
 
 SHAPE = common_pb2.KvShape(
     layer_count=2, kv_head_count=1, head_size=8, dtype=common_pb2.DTYPE_BFLOAT16
@@ -32,17 +31,8 @@ async def manager():
 
 @pytest.fixture
 async def stub(manager, tmp_path):
-    address = f"unix:{tmp_path / 'kv.sock'}"
-    name = pb.DESCRIPTOR.services_by_name["KvCacheService"].full_name
-    server = GrpcServer(
-        address,
-        [name],
-        lambda s: kvstore_pb2_grpc.add_KvCacheServiceServicer_to_server(
-            KvCacheServicer(manager), s
-        ),
-    )
-    await server.start()
-    async with grpc.aio.insecure_channel(address) as channel:
+    server = await kvstore_server.started(manager, tmp_path)
+    async with grpc.aio.insecure_channel(server.address) as channel:
         yield kvstore_pb2_grpc.KvCacheServiceStub(channel)
     await server.stop(0)
 
