@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,31 @@ class PoolHandle:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the next token is drawn. Temperature 0 is greedy; 0 / 1.0 / 0.0 switch limits off."""
+    """How the next token is drawn. The defaults are greedy, with every limit off.
+
+    Applied in this order: logit_bias, repetition, frequency and presence penalty, no
+    stop token before min_tokens, grammar; then temperature and the limits. Penalties
+    count the tokens generated so far, the repetition penalty those of the prompt too.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # by token id
+    min_tokens: int = 0  # generated ones before which no stop token is drawn
+    stop_token_ids: tuple[int, ...] = ()  # that end the answer, the model's own among them
+    grammar: str = ""  # llguidance's form; empty: any text
     seed: int = 0
     sequence_index: int = 0
     return_logprob: bool = False
+    return_prompt_logprobs: bool = False
+    num_top_logprobs: int = 0  # beside the token's own, wherever logprobs are returned
+    num_candidates: int = 0  # above 0: nothing is drawn, the likeliest are returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,7 @@ class SequenceState:
     token_ids: Sequence[int]
     block_ids: Sequence[int]
     sampling: SamplingOptions
+    num_prompt_tokens: int = 0  # those before the first generated one
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +93,21 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Tokens [start, start + num_tokens) of a sequence; `sample` draws the one after them."""
+class Chunk(NamedTuple):
+    """Tokens [start, start + num_tokens) of a sequence; `sample` draws the one after them.
+
+    `token_ids` are appended to the known tokens first. The last `num_drafts` tokens of
+    the chunk are guesses: the step draws the token at each of their places and keeps
+    what it drew up to the first that differs, and one more; the guesses behind are cut.
+    With `num_drafts` and without `token_ids` the draft model makes them.
+    """
 
     sequence_id: str
     start: int
     num_tokens: int
     sample: bool
+    token_ids: Sequence[int] = ()
+    num_drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +122,41 @@ class Step:
     chunks: Sequence[Chunk] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class TokenLogprob(NamedTuple):
+    token_id: int
+    logprob: float
+
+
+class SampledToken(NamedTuple):
+    """`top`: the likeliest tokens, best first, the lower id among equals."""
+
     sequence_id: str
     token_id: int
     logprob: float | None = None
+    top: Sequence[TokenLogprob] = ()
+
+
+class Candidates(NamedTuple):
+    """The likeliest next tokens of a sequence that draws none, best first."""
+
+    sequence_id: str
+    tokens: Sequence[TokenLogprob]
+
+
+class PromptLogprobs(NamedTuple):
+    """Of the prompt tokens from position `start`, at least 1, on."""
+
+    sequence_id: str
+    start: int
+    tokens: Sequence[SampledToken]
+
+
+class SequenceFailure(NamedTuple):
+    """A sequence that the step could not go on with; nothing was appended to it."""
+
+    sequence_id: str
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +167,9 @@ class StepResult:
     tokens: list[SampledToken] = field(default_factory=list)
     elapsed: float = 0.0
     copy_elapsed: float = 0.0  # of that
+    candidates: Sequence[Candidates] = ()
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
+    failures: Sequence[SequenceFailure] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +179,4 @@ class ModelInfo:
     vocab_size: int
     max_sequence_length: int
     kv_shape: KvShape
+    has_draft_model: bool = False

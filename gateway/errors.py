@@ -8,6 +8,8 @@ GatewayError
 ├── QueueFull           try again after `retry_after` seconds
 ├── WorkerUnavailable   loading, draining, or a worker is gone; try again
 ├── ModelFilesInvalid   tokenizer or chat template missing or unusable
+├── PinRefused          a session cannot be kept
+├── GenerationFailed    one sequence cannot go on
 └── StepRefused         compute would not run a step: a bug on our side
 """
 
@@ -68,6 +70,16 @@ class WorkerUnavailable(GatewayError):
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class PinRefused(GatewayError):
+    reason = "PIN_REFUSED"
+
+
+class GenerationFailed(GatewayError):
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class ModelFilesInvalid(GatewayError):

@@ -220,7 +220,17 @@ class Scheduler:
             extends = []
         self._asked = {plan.sequence_id: plan.length for plan in extends}
         prefill, self._prefill = self._prefill, (0, 0.0)
-        return Update(commits, closes, extends, opens, *self._copies.take_done(), *prefill)
+        transfer, copy_seconds = self._copies.take_done()
+        return Update(
+            commits=commits,
+            closes=closes,
+            extends=extends,
+            opens=opens,
+            completed_transfer=transfer,
+            copy_seconds=copy_seconds,
+            num_prefill_tokens=prefill[0],
+            prefill_seconds=prefill[1],
+        )
 
     def _plan_opens(self) -> list[OpenPlan]:
         """Admit from the head of the queue.
