@@ -23,6 +23,10 @@ class CopyQueue:
     def add(self, result: UpdateResult) -> None:
         """What an update's answer asks for."""
         self._waiting += result.copies
+        for extended in result.extended:
+            self._waiting += extended.copies
+        for resumed in result.resumed:
+            self._waiting += resumed.copies
         for opened in result.opened:
             self._waiting += opened.copies
         self._transfer = max(self._transfer, result.transfer)

@@ -18,11 +18,13 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+from gateway.decoding import Emission
 from gateway.errors import GatewayError, RequestExists, RequestNotFound, WorkerUnavailable
 from gateway.generation import Generation
-from gateway.ports import Compute, KvStore, ModelInfo, Step, StepResult
-from gateway.scheduler import Emission, Limits, Scheduler
-from gateway.sequence import Sequence
+from gateway.group import SequenceGroup
+from gateway.limits import Limits
+from gateway.ports import Compute, KvStore, ModelInfo, PinPlan, Step, StepResult
+from gateway.scheduler import Scheduler
 from gateway.stats import Counters, EngineStats
 from gateway.tokenizer import Tokenizer
 from gateway.types import FinishReason, GenerationEvent, GenerationRequest
@@ -72,7 +74,7 @@ class Engine:
         self._workers = Workers(kv, compute, owner=owner, step_timeout=timeout)
         self._scheduler = Scheduler(self._settings.limits, tokenizer.eos_ids, owner)
         self._generations: dict[str, Generation] = {}  # by request id, until read to the end
-        self._by_sequence: dict[Sequence, Generation] = {}
+        self._by_group: dict[SequenceGroup, Generation] = {}
         self._undelivered: list[Emission] = []
         self._model: ModelInfo | None = None
         self._is_connected = self._is_draining = False
@@ -102,16 +104,20 @@ class Engine:
             is_ready=self.is_ready(),
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
-            num_preemptions=self._scheduler.num_preemptions,
             num_table_blocks=self._scheduler.num_table_blocks,
+            preemptions=self._scheduler.preemption_stats(),
+            speculation=self._scheduler.speculator.stats(),
             counters=dataclasses.replace(self._counters),
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent]:
-        """One Started, Deltas, one Finished. Closing the iterator cancels the request.
+        """One Started, PromptScored if asked for, Deltas, one Finished for each continuation.
+
+        Closing the iterator cancels the request.
 
         Raises, before the first event: InvalidField, RequestExists, QueueFull,
-        WorkerUnavailable. Later: WorkerUnavailable when a worker was lost.
+        WorkerUnavailable. Later: WorkerUnavailable when a worker was lost, GenerationFailed
+        when a sequence of it cannot go on.
         """
         generation = self._accept(request)
         try:
@@ -128,6 +134,14 @@ class Engine:
         generation.finish(FinishReason.CANCELLED)
         self._settle(generation)
 
+    async def pin_prefix(self, plan: PinPlan) -> None:
+        """Keep a prefix in the kvstore. Raises PinRefused, WorkerUnavailable."""
+        await self._workers.pin_prefix(plan)
+
+    async def unpin(self, pin_id: str) -> None:
+        """End a pin; one that is not there is no error. Raises WorkerUnavailable."""
+        await self._workers.unpin(pin_id)
+
     async def start(self) -> None:
         """Begin to connect and to serve, in the background."""
         self._driver = asyncio.create_task(self._drive(), name="engine driver")
@@ -137,7 +151,7 @@ class Engine:
         self._is_draining = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_timeout):
-                while self._by_sequence:
+                while self._by_group:
                     self._settled.clear()
                     await self._settled.wait()
         if self._driver is not None:
@@ -152,28 +166,27 @@ class Engine:
             raise WorkerUnavailable(_STOPPING)
         if not self._is_connected:
             raise WorkerUnavailable(f"not ready: {self._obstacle}")
-        validate_request(request, self.model)
+        validate_request(request, self.model, self._scheduler.max_width)
         if request.request_id in self._generations:
             raise RequestExists(request.request_id)
         longest = longest_sequence(self.model)
         if request.max_tokens is not None:
             longest = len(request.prompt_ids) + request.max_tokens
-        sequence = Sequence(request, longest, list(request.prompt_ids))
-        self._scheduler.add(sequence)
-        generation = Generation(sequence, self.tokenizer.detokenizer())
-        self._generations[request.request_id] = self._by_sequence[sequence] = generation
+        group = self._scheduler.add(request, longest)
+        generation = Generation(group, self.tokenizer.detokenizer)
+        self._generations[request.request_id] = self._by_group[group] = generation
         self._wake.set()
         return generation
 
     def _leave(self, generation: Generation) -> None:
         """The reader is gone, with or without the end."""
         self._settle(generation)
-        del self._generations[generation.sequence.request.request_id]
+        del self._generations[generation.group.request.request_id]
 
     def _settle(self, generation: Generation) -> None:
         """No more tokens for it. Safe to repeat."""
-        self._scheduler.end(generation.sequence)
-        self._by_sequence.pop(generation.sequence, None)
+        self._scheduler.end(generation.group)
+        self._by_group.pop(generation.group, None)
         self._settled.set()
         self._wake.set()
 
@@ -200,8 +213,8 @@ class Engine:
         scheduler, workers = self._scheduler, self._workers
         while True:
             step = scheduler.plan_step()
-            for sequence, error in scheduler.take_failures():
-                self._fail(sequence, error)
+            for group, error in scheduler.take_failures():
+                self._fail(group, error)
             if step is not None:
                 await workers.submit(step)
             update = scheduler.plan_update()
@@ -254,19 +267,21 @@ class Engine:
         """Turn the latest tokens into text, and end what a stop string ends."""
         emissions, self._undelivered = self._undelivered, []
         for emission in emissions:
-            generation = self._by_sequence.get(emission.sequence)
+            generation = self._by_group.get(emission.group)
             if generation is None:  # cancelled meanwhile
                 continue
-            generation.push(emission.token, emission.finish)
+            generation.push(emission)
             if generation.is_ended:
                 self._settle(generation)
+            elif emission.prompt is None and generation.is_choice_ended(emission.index):
+                self._scheduler.end_choice(emission.group, emission.index)
 
-    def _announce(self, opened: list[Sequence]) -> None:
-        for sequence in opened:
-            generation = self._by_sequence[sequence]
-            if generation.start(sequence.num_computed):
-                self._counters.num_prompt_tokens += len(sequence.token_ids)
-                self._counters.num_cached_tokens += sequence.num_computed
+    def _announce(self, opened: list[SequenceGroup]) -> None:
+        for group in opened:
+            num_cached = group.sequences[0].num_computed
+            if self._by_group[group].start(num_cached):
+                self._counters.num_prompt_tokens += group.num_prompt_tokens
+                self._counters.num_cached_tokens += num_cached
 
     def _count(self, step: Step | None, result: StepResult) -> None:
         counters = self._counters
@@ -326,16 +341,16 @@ class Engine:
         """Let what was running wait, or end it; the next driver closes the sequences."""
         self._is_connected, self._blocked_since = False, None
         await self._deliver()
-        for sequence in self._scheduler.abandon(is_theirs=is_theirs):
-            self._fail(sequence, error)
+        for group in self._scheduler.abandon(is_theirs=is_theirs):
+            self._fail(group, error)
         await self._workers.disconnect()
 
     def _fail_waiting(self, error: GatewayError) -> None:
-        for sequence in list(self._by_sequence):
-            self._fail(sequence, error)
+        for group in list(self._by_group):
+            self._fail(group, error)
 
-    def _fail(self, sequence: Sequence, error: GatewayError) -> None:
-        if generation := self._by_sequence.get(sequence):
+    def _fail(self, group: SequenceGroup, error: GatewayError) -> None:
+        if generation := self._by_group.get(group):
             generation.fail(error)
             self._settle(generation)
 

@@ -3,98 +3,115 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
+from gateway.choice import Choice
+from gateway.decoding import Emission
 from gateway.detokenizer import Detokenizer
-from gateway.ports import SampledToken
-from gateway.sequence import Sequence
-from gateway.stop import StopFilter
-from gateway.types import Delta, Finished, FinishReason, GenerationEvent, Started
+from gateway.group import SequenceGroup
+from gateway.ports import PromptLogprobs
+from gateway.types import (
+    FinishReason,
+    GenerationEvent,
+    PromptScored,
+    ScoredToken,
+    Started,
+)
 
 
 class Generation:
-    """The text of one sequence, between the engine that writes and one reader.
+    """The texts of one group, between the engine that writes and one reader.
 
-    What the reader has not taken is merged, so a slow reader holds no more than the
-    answer itself. After an end nothing more is taken in.
+    With more continuations than are returned, all are held back until the last has
+    ended, and the likeliest go out. After an end nothing more is taken in.
     """
 
-    def __init__(self, sequence: Sequence, detokenizer: Detokenizer) -> None:
-        self.sequence = sequence
-        self._detokenizer = detokenizer
-        self._stop = StopFilter(sequence.request.stop)
+    def __init__(self, group: SequenceGroup, new_detokenizer: Callable[[], Detokenizer]) -> None:
+        self.group = group
+        request = group.request
+        self._num_returned = request.n
+        num_choices = request.n if request.beams else request.num_sequences
+        self._choices = [Choice(request, new_detokenizer()) for _ in range(num_choices)]
         self._is_started = False
         self._started: Started | None = None
-        self._text: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._num_tokens = 0
-        self._end: Finished | Exception | None = None
+        self._prompt: list[ScoredToken] = []  # of positions 1, 2, ...
+        self._is_prompt_due = request.sampling.return_prompt_logprobs
+        self._error: Exception | None = None
         self._news = asyncio.Event()
 
     @property
     def is_ended(self) -> bool:
-        return self._end is not None
+        return self._error is not None or all(choice.is_ended for choice in self._choices)
+
+    def is_choice_ended(self, index: int) -> bool:
+        return self._choices[index].is_ended
 
     def start(self, num_cached_tokens: int) -> bool:
         """Announce the first opening. Whether it was: a preempted one starts only once."""
         if self._is_started:
             return False
         self._is_started = True
-        request = self.sequence.request
+        request = self.group.request
         self._started = Started(request.request_id, len(request.prompt_ids), num_cached_tokens)
         self._news.set()
         return True
 
-    def push(self, token: SampledToken, finish: FinishReason | None) -> None:
-        """Take in a token; `finish` if it is the last. A stop string ends it too."""
-        if self.is_ended:
-            return
-        self._num_tokens += 1
-        self._token_ids.append(token.token_id)
-        if token.logprob is not None:
-            self._logprobs.append(token.logprob)
-        if finish is not FinishReason.STOP:  # the end-of-text token is no text
-            self._text.append(self._stop.push(self._detokenizer.push(token.token_id)))
-        if self._stop.is_stopped:
-            finish = FinishReason.STOP
-        if finish:
-            self.finish(finish)
+    def push(self, emission: Emission) -> None:
+        """Take in what a step gave."""
+        if emission.prompt is not None:
+            self._push_prompt(emission.prompt)
+        else:
+            choice = self._choices[emission.index]
+            choice.push(emission.tokens, emission.finish, emission.stop, emission.score)
         self._news.set()
 
+    def _push_prompt(self, scored: PromptLogprobs) -> None:
+        """Positions that are computed again, after a suspension, are known already."""
+        num_known = len(self._prompt) + 1 - scored.start
+        self._prompt += [
+            ScoredToken(token.token_id, token.logprob or 0.0, tuple(token.top))
+            for token in scored.tokens[max(0, num_known) :]
+        ]
+
     def finish(self, reason: FinishReason) -> None:
-        """End with what is held back, if no stop string came of it. Safe to repeat."""
-        if not self.is_ended:
-            self._text.append(self._stop.push(self._detokenizer.flush()) + self._stop.flush())
-            self._set_end(Finished(reason, self._num_tokens))
+        """End all that go on. Safe to repeat."""
+        for choice in self._choices:
+            choice.finish(reason)
+        self._news.set()
 
     def fail(self, error: Exception) -> None:
         """End with an error, which the reader gets after what is there. Safe to repeat."""
         if not self.is_ended:
-            self._set_end(error)
-
-    def _set_end(self, end: Finished | Exception) -> None:
-        self._end = end
-        self._news.set()
+            self._error = error
+            self._news.set()
 
     async def events(self) -> AsyncIterator[GenerationEvent]:
         """Everything, in order, to the end. For one reader."""
         while True:
             await self._news.wait()
             self._news.clear()
-            end = self._end  # before the rest: what comes during a yield is later news
+            # Before the rest: what comes during a yield is later news.
+            is_ended, error = self.is_ended, self._error
             if self._started is not None:
                 started, self._started = self._started, None
                 yield started
-            if self._token_ids or any(self._text):
-                yield self._take_delta()
-            if isinstance(end, Finished):
-                yield end
+            if self._is_prompt_due and len(self._prompt) >= self.group.num_prompt_tokens - 1:
+                self._is_prompt_due = False
+                yield PromptScored(self._prompt)
+            for index, choice in enumerate(self._visible()):
+                for event in choice.take(index):
+                    yield event
+            if error is not None:
+                raise error
+            if is_ended:
                 return
-            if end is not None:
-                raise end
 
-    def _take_delta(self) -> Delta:
-        delta = Delta("".join(self._text), self._token_ids, self._logprobs)
-        self._text, self._token_ids, self._logprobs = [], [], []
-        return delta
+    def _visible(self) -> list[Choice]:
+        """The choices that the reader may see now."""
+        if len(self._choices) == self._num_returned:
+            return self._choices
+        if not all(choice.is_ended for choice in self._choices):
+            return []
+        # A stable sort: the earlier one of equals.
+        ranked = sorted(self._choices, key=lambda choice: -choice.mean_logprob)
+        return ranked[: self._num_returned]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from typing import NamedTuple, Protocol
 
 
@@ -201,8 +200,8 @@ class Update:
 
     `resumes`, of one sequence for each group, and `opens` stop at the first that finds no
     room, so that none overtakes another, and find none if fewer than `num_spare_blocks`
-    would stay available. The copies of transfers up to `completed_transfer` were run, in `copy_seconds`; computing
-    `num_prefill_tokens` prompt tokens took `prefill_seconds`.
+    would stay available. The copies of transfers up to `completed_transfer` were run, in
+    `copy_seconds`; computing `num_prefill_tokens` prompt tokens took `prefill_seconds`.
     """
 
     commits: Sequence[CommitPlan] = ()

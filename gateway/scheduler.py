@@ -1,396 +1,522 @@
 """Who computes what in the next step, and who gets memory for the one after.
 
-    waiting ──opens──▶ opening ──▶ running ──end──▶ ended ──closes──▶ gone
-       ▲                              │
-       └────────── preempted ─────────┘
+    queue ──opens──▶ running ──────end──────▶ releases ──closes──▶ gone
+      ▲ │               │
+      │ └──resumes──▶   │
+      └───suspends──────┘
 
 The engine alternates `plan_step`, `plan_update` (while the step runs),
 `apply_update` and `apply_result`. All decisions are here; nothing here waits.
+docs/scheduling.md explains the policy.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 
+from gateway.admission import Admission
 from gateway.copies import CopyQueue
-from gateway.errors import GatewayError, InvalidField, QueueFull, WorkerUnavailable
+from gateway.decoding import Advance, Emission, Fork, advance_beams, append
+from gateway.errors import (
+    GatewayError,
+    GenerationFailed,
+    InvalidField,
+    QueueFull,
+    WorkerUnavailable,
+)
+from gateway.group import SequenceGroup, Stage
+from gateway.limits import Limits
+from gateway.pace import Pace
 from gateway.ports import (
-    Chunk,
     CommitPlan,
     ExtendPlan,
+    ForkPlan,
     ModelInfo,
-    Namespace,
-    OpenPlan,
     Refusal,
-    SampledToken,
     Step,
     StepResult,
+    SuspendedSequence,
+    TruncatePlan,
     Update,
     UpdateResult,
 )
+from gateway.preemption import Preemption, choose_victim
 from gateway.sequence import Sequence
-from gateway.types import FinishReason
+from gateway.speculation import Speculator
+from gateway.stats import PreemptionStats
+from gateway.step_builder import StepBuilder
+from gateway.types import GenerationRequest
 
 _MAX_LOSSES = 3
 
 # Refusals that more room helps against.
 _NO_ROOM = frozenset({"OUT_OF_BLOCKS", "QUOTA_EXCEEDED"})
-
-# Tokens that a step must have for its time to say what prefills cost.
-_LEAST_PREFILL = 64
-
-_NEVER = ("PROMPT_EXCEEDS_POOL", "INVALID_REQUEST")  # an open that no retry can help
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a step and of the queue.
-
-    | limit        | default | meaning                                          |
-    |--------------|---------|--------------------------------------------------|
-    | token_budget | 512     | tokens in a step                                 |
-    | max_running  | 64      | sequences that hold blocks; never more than      |
-    |              |         | token_budget, so that each can go on every step  |
-    | max_waiting  | 256     | requests that wait; more are refused             |
-    """
-
-    token_budget: int = 512
-    max_running: int = 64
-    max_waiting: int = 256
-
-    def __post_init__(self) -> None:
-        if min(self.token_budget, self.max_running, self.max_waiting) < 1:
-            raise ValueError("token_budget, max_running and max_waiting must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Emission:
-    """A token that a step drew, and whether it is the sequence's last."""
-
-    sequence: Sequence
-    token: SampledToken
-    finish: FinishReason | None
+_NEVER = frozenset({"PROMPT_EXCEEDS_POOL", "INVALID_REQUEST"})  # an open that no retry can help
+_POOL_HELD = "the page pool is full and none of it is ours to give back"
 
 
 class Scheduler:
-    """Iteration-level batching, first come, first served. Synchronous and deterministic.
+    """Iteration-level batching of sequence groups. Synchronous and deterministic.
 
-    Invariants: a sequence is in one of waiting, opening, running, ended; running is
-    in the order of arrival, and everything waiting came later.
+    Invariants: a group is in the queue, running, or named in an update under way, as its
+    stage says; running groups are in the order of their keys.
     """
 
-    def __init__(self, limits: Limits, eos_ids: Iterable[int], owner: str) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        eos_ids: Iterable[int],
+        owner: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`owner` makes sequence ids unique among all drivers that a kvstore has seen."""
         self._limits = limits
         self._max_running = min(limits.max_running, limits.token_budget)
         self._eos_ids = frozenset(eos_ids)
-        self._owner, self._numbers = owner, itertools.count()
-        self._step_ids = itertools.count(1)
-        self._block_size, self._fingerprint = 1, b""  # until `attach`
-        self._waiting: OrderedDict[str, Sequence] = OrderedDict()  # by request id
-        self._opening: dict[str, Sequence] = {}  # by sequence id, as all below
-        self._running: dict[str, Sequence] = {}
-        self._releases: list[tuple[str, CommitPlan | None]] = []  # for the next update
+        self._clock, self._arrivals = clock, itertools.count()
+        self._block_size, self._num_blocks, self._fingerprint = 1, 0, b""  # until `attach`
+        self._admission = Admission(limits, owner)
+        self._running: list[SequenceGroup] = []
+        self._by_id: dict[str, Sequence] = {}  # with a table, or forked in the next update
+        self._suspending: dict[str, Sequence] = {}  # by id, asked for or to be asked for
+        self._forks: list[Fork] = []  # for the next update, as all below
+        self._commits: list[CommitPlan] = []
+        self._suspends: list[str] = []
+        self._closes: list[str] = []
         self._forgets: list[str] = []  # for the next step
         self._asked: dict[str, int] = {}  # lengths in the update under way
+        self._forking: dict[str, Fork] = {}  # in the update under way, by the child's id
         self._copies = CopyQueue()
+        self._pace = Pace(limits.step_target)
+        self.speculator = Speculator(limits.speculation, limits.num_drafts)
+        self._builder = StepBuilder(limits.token_budget, self._pace, self.speculator)
+        self._preemption = Preemption()
         self._prefill = (0, 0.0)  # tokens and seconds of the last step that was mostly one
-        self._failures: list[tuple[Sequence, GatewayError]] = []
-        self._admits = True  # False: no room, and no sequence has ended since
-        self._has_ended = False  # a sequence ended since the last update
-        self.num_preemptions = 0
+        self._failures: list[tuple[SequenceGroup, GatewayError]] = []
+        self._num_swaps = self._num_recomputes = self._num_resumes = 0  # of sequences
+        self._num_preemptions = 0  # of groups
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._admission.queue)
 
     @property
     def num_running(self) -> int:
-        return len(self._running) + len(self._opening)
+        """Sequences that hold blocks or will, and places that are kept for others."""
+        return sum(group.width for group in self._running) + self._admission.num_asked
 
     @property
     def num_table_blocks(self) -> int:
-        return sum(len(sequence.block_ids) for sequence in self._running.values())
+        return sum(len(s.block_ids) for group in self._running for s in group.sequences)
+
+    def preemption_stats(self) -> PreemptionStats:
+        return PreemptionStats(
+            self._num_preemptions, self._num_swaps, self._num_recomputes, self._num_resumes
+        )
+
+    @property
+    def max_width(self) -> int:
+        """Most sequences that a request may run at once."""
+        return self._max_running
 
     @property
     def is_blocked(self) -> bool:
         """Others hold the pool: nothing of ours runs, and the queue's head finds no room."""
-        return not self._admits and not self.num_running
+        return self._admission.is_full and not self.num_running
 
     # --- what the engine tells ------------------------------------------------
 
     def attach(self, model: ModelInfo) -> None:
         """Work for this model and pool from now on. Only while nothing runs."""
-        self._block_size, self._fingerprint = model.pool.block_size, model.fingerprint
+        self._block_size, self._num_blocks = model.pool.block_size, model.pool.num_blocks
+        self._fingerprint = model.fingerprint
+        self.speculator.attach(model)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises QueueFull, changing nothing."""
-        if len(self._waiting) >= self._limits.max_waiting:
+    def add(self, request: GenerationRequest, max_length: int) -> SequenceGroup:
+        """Queue a request. Raises QueueFull, changing nothing."""
+        if self.num_waiting >= self._limits.max_waiting:
             raise QueueFull(limit=self._limits.max_waiting)
-        self._waiting[sequence.request.request_id] = sequence
+        group = SequenceGroup(
+            request,
+            max_length,
+            self._eos_ids,
+            arrival=self._clock(),
+            number=next(self._arrivals),
+            ageing=self._limits.ageing,
+        )
+        self._admission.queue.add(group)
+        return group
 
-    def end(self, sequence: Sequence) -> None:
-        """Stop working on a sequence. Its blocks go once no step uses them. Safe to repeat."""
-        if sequence.is_ended:
-            return
+    def end(self, group: SequenceGroup) -> None:
+        """Stop working on a group. Its blocks go once no step uses them. Safe to repeat."""
+        stage, group.stage = group.stage, Stage.ENDED
+        if stage in (Stage.WAITING, Stage.SUSPENDED):
+            self._admission.queue.remove(group)
+            self._close_suspended(group)
+        elif stage is Stage.RUNNING:
+            for sequence in list(group.sequences):
+                self.end_sequence(sequence)
+
+    def _close_suspended(self, group: SequenceGroup) -> None:
+        if group.is_suspended:
+            self._closes += [sequence.id for sequence in group.sequences]
+
+    def end_sequence(self, sequence: Sequence) -> None:
+        """Stop working on one of a group's sequences. Safe to repeat."""
         sequence.is_ended = True
-        if not sequence.id:
-            del self._waiting[sequence.request.request_id]
-        elif sequence.id in self._running and sequence.chunk is None:
-            self._retire(sequence)
+        # A fork that was asked for is closed when the answer is there.
+        is_asked = sequence.id in self._forking
+        if sequence.id in self._by_id and sequence.chunk is None and not is_asked:
+            self._release(sequence)
 
-    def take_failures(self) -> list[tuple[Sequence, GatewayError]]:
-        """Sequences that ended with an error since the last call."""
+    def end_choice(self, group: SequenceGroup, index: int) -> None:
+        """Stop working on a continuation that has ended. Safe to repeat."""
+        for sequence in [s for s in group.sequences if s.index == index]:
+            self.end_sequence(sequence)
+
+    def take_failures(self) -> list[tuple[SequenceGroup, GatewayError]]:
+        """Groups that ended with an error since the last call."""
         failures, self._failures = self._failures, []
         return failures
 
-    def abandon(self, *, is_theirs: bool = False) -> list[Sequence]:
+    def abandon(self, *, is_theirs: bool = False) -> list[SequenceGroup]:
         """The workers are lost: forget all that is open.
 
-        What was running or being opened waits again, in the order of arrival, with the
+        What was running or being opened waits again, in its place in the queue, with the
         tokens it has; but not for ever without a token in between, since it may be this
         that the workers cannot bear. `is_theirs`: it is known to be what was running.
-        Returns the sequences that have ended.
+        Returns the groups that have ended.
         """
-        lost: list[Sequence] = []
-        again: list[Sequence] = []
-        for sequence in self._running.values():
-            sequence.num_losses += 1
-            is_given_up = is_theirs or sequence.num_losses >= _MAX_LOSSES
-            (lost if is_given_up else again).append(sequence)
-        for sequence in self._opening.values():
-            sequence.num_losses += 1
-            (again if sequence.num_losses < _MAX_LOSSES else lost).append(sequence)
-        lost = [sequence for sequence in lost if not sequence.is_ended]
-        for sequence in lost:
-            sequence.is_ended = True
-        self._running.clear()
-        self._opening.clear()
-        self._wait_again(again)
-        self._releases.clear()
-        self._asked = {}
-        self._forgets.clear()
-        self._copies = CopyQueue()
-        self._admits = True
+        asked = {sequence.group: None for sequence in self._admission.asked.values()}
+        asked |= {sequence.group: None for sequence in self._suspending.values()}
+        lost: list[SequenceGroup] = []
+        for group in [*self._running, *asked]:
+            group.num_losses += 1
+            is_given_up = is_theirs and group.stage is Stage.RUNNING
+            if group.is_ended:
+                continue
+            if is_given_up or group.num_losses >= _MAX_LOSSES:
+                group.stage = Stage.ENDED
+                lost.append(group)
+            else:
+                self._admission.wait_again(group)
+        for group in self._admission.queue:
+            group.stage, group.is_suspended = Stage.WAITING, False
+            group.sequences = [s for s in group.sequences if not s.is_ended]
+            for sequence in group.sequences:
+                sequence.forget()
+        self._forget_all()
         return lost
 
-    # --- the policy -----------------------------------------------------------
+    def _forget_all(self) -> None:
+        for collection in (self._running, self._forks, self._commits, self._suspends):
+            collection.clear()
+        self._by_id.clear()
+        self._suspending.clear()
+        self._closes.clear()
+        self._forgets.clear()
+        self._asked, self._forking = {}, {}
+        self._copies = CopyQueue()
+        self._preemption = Preemption()
+        self._admission.reset()
+
+    # --- plans ----------------------------------------------------------------
 
     def plan_step(self) -> Step | None:
-        """Decodes first, then prefills in chunks, each in order of arrival, within the budget."""
+        """Decodes first, then prefills in chunks, each in order, within the budget."""
         self._make_room()
-        budget = self._limits.token_budget
-        batch: list[Sequence] = []
-        chunks: list[Chunk] = []
-        # A stable sort: order of arrival within decodes and within prefills.
-        for sequence in sorted(self._running.values(), key=lambda s: s.num_pending > 1):
-            sequence.chunk = sequence.next_chunk(budget)
-            if sequence.chunk is not None:
-                budget -= sequence.chunk.num_tokens
-                batch.append(sequence)
-                chunks.append(sequence.chunk)
-        if not chunks:
+        if not self._builder.fill(self._running):
             return None
         forgets, self._forgets = self._forgets, []
-        extensions = [e for sequence in batch if (e := sequence.take_extension())]
-        states = [s for sequence in batch if (s := sequence.take_state())]
-        copies = self._copies.start_step()
-        return Step(next(self._step_ids), tuple(forgets), states, extensions, copies, chunks)
+        return self._builder.step(tuple(forgets), self._copies.start_step())
 
     def plan_update(self) -> Update:
         """What the kvstore must do while the step runs, so that the next one can write."""
-        releases, self._releases = self._releases, []
-        closes = [sequence_id for sequence_id, _ in releases]
-        commits = [commit for _, commit in releases if commit]
-        extends, needs_blocks = [], False
-        for sequence in self._running.values():
-            if commit := sequence.take_commit(self._block_size):
-                commits.append(commit)
-            length = None if sequence.is_ended else sequence.next_length()
-            if length is not None:
-                extends.append(ExtendPlan(sequence.id, length))
-                needs_blocks = needs_blocks or length > sequence.num_slots
-        opens = self._plan_opens()
+        commits, self._commits = self._commits, []
+        closes, self._closes = self._closes, []
+        suspends, self._suspends = self._suspends, []
+        forks, self._forks = self._forks, []
+        extends, truncates, needs_blocks = self._plan_lengths(commits, forks)
+        entries = self._admission.plan(
+            num_running=sum(group.width for group in self._running),
+            max_running=self._max_running,
+            backlog=sum(s.num_pending_after_step for g in self._running for s in g.sequences),
+            fingerprint=self._fingerprint,
+        )
         # Within a block, new lengths only keep the kvstore's figures fresh: they go
         # along with what must be sent, and are not worth a call of their own.
-        if not (commits or closes or needs_blocks or opens):
+        changes = (commits, closes, suspends, forks, truncates, *entries)
+        if not (needs_blocks or any(changes)):
             extends = []
         self._asked = {plan.sequence_id: plan.length for plan in extends}
-        prefill, self._prefill = self._prefill, (0, 0.0)
+        self._forking = {fork.child.id: fork for fork in forks}
         transfer, copy_seconds = self._copies.take_done()
+        prefill, self._prefill = self._prefill, (0, 0.0)
         return Update(
             commits=commits,
+            forks=[ForkPlan(fork.child.id, fork.source.id, fork.length) for fork in forks],
             closes=closes,
+            truncates=truncates,
+            suspends=suspends,
             extends=extends,
-            opens=opens,
+            resumes=entries.resumes,
+            opens=entries.opens,
+            num_spare_blocks=self._num_spare_blocks(),
             completed_transfer=transfer,
             copy_seconds=copy_seconds,
             num_prefill_tokens=prefill[0],
             prefill_seconds=prefill[1],
         )
 
-    def _plan_opens(self) -> list[OpenPlan]:
-        """Admit from the head of the queue.
+    def _num_spare_blocks(self) -> int:
+        """What admission leaves for those that run, so that it is not at once at their cost."""
+        return int(self._limits.watermark * self._num_blocks) if self._running else 0
 
-        No more than a step or so of prompts at once: one that is opened early holds
-        blocks it cannot use yet and misses what those before it are computing.
-        """
-        if self._has_ended or not self._running:
-            self._admits = True
-        self._has_ended = False
-        plans: list[OpenPlan] = []
-        backlog = sum(sequence.num_pending_after_step for sequence in self._running.values())
-        while (
-            self._admits
-            and self._waiting
-            and backlog < self._limits.token_budget
-            and self.num_running < self._max_running
-        ):
-            _, sequence = self._waiting.popitem(last=False)
-            sequence.id = f"{sequence.request.request_id}.{self._owner}.{next(self._numbers)}"
-            self._opening[sequence.id] = sequence
-            backlog += len(sequence.token_ids)
-            namespace = Namespace(self._fingerprint, tenant=sequence.request.tenant)
-            plans.append(
-                OpenPlan(
-                    sequence.id,
-                    tuple(sequence.token_ids),
-                    namespace,
-                    sequence.log_id,
-                    sequence.was_preempted,
-                )
-            )
-        return plans
+    def _plan_lengths(
+        self, commits: list[CommitPlan], forks: list[Fork]
+    ) -> tuple[list[ExtendPlan], list[TruncatePlan], bool]:
+        """Commits of full blocks are added to `commits`; whether blocks are needed, too."""
+        block_size, speculator = self._block_size, self.speculator
+        # First, so that the copies of a block that is not full are theirs, and the source,
+        # which writes to it already, is the one that keeps it.
+        extends = [ExtendPlan(fork.child.id, len(fork.child.token_ids)) for fork in forks]
+        truncates: list[TruncatePlan] = []
+        needs_blocks = False
+        for group in self._running:
+            for sequence in group.sequences:
+                if commit := sequence.take_commit(block_size):
+                    commits.append(commit)
+                if sequence.is_ended or not sequence.block_ids:
+                    continue
+                length = sequence.length_needed(speculator.num_ahead(sequence))
+                if length > sequence.length:
+                    extends.append(ExtendPlan(sequence.id, length))
+                    needs_blocks = needs_blocks or length > sequence.num_slots
+                elif sequence.length - length >= block_size:
+                    # Blocks for guesses that were wrong and are not made any more.
+                    truncates.append(TruncatePlan(sequence.id, length))
+                    sequence.cut_room(length, block_size)
+        return extends, truncates, needs_blocks
 
     def _make_room(self) -> None:
-        """Preempt the latest arrival if a sequence was refused the slot it needs now.
+        """Suspend a group if others were refused slots that they need now.
 
-        One at a time: only the kvstore knows how many of its blocks are shared, so
-        we see what comes free before taking another. For the same reason what has
-        ended goes first. Nobody is admitted until a sequence ends: the victim needs
-        more than is left of what it gave, and all others came later.
+        What has ended or is being suspended gives its blocks first.
         """
-        if self._releases or not any(s.lacks_slots for s in self._running.values()):
+        if self._closes or self._suspending:
             return
-        victim = next(reversed(self._running.values()))
-        if len(self._running) == 1:
-            error = WorkerUnavailable("the page pool is full and none of it is ours to give back")
-            self._failures.append((victim, error))
-            self.end(victim)
+        short = [s for g in self._running for s in g.sequences if s.lacks_slots]
+        if not (short and self._preemption.is_needed(len(short))):
             return
-        self._release(victim)
-        victim.was_preempted = True
-        self._wait_again([victim])
-        self._admits = False
-        self.num_preemptions += 1
+        is_quota = all(sequence.refusal == "QUOTA_EXCEEDED" for sequence in short)
+        tenant = short[0].group.request.tenant if is_quota else None
+        victim = choose_victim(self._running, ageing=self._limits.ageing, tenant=tenant)
+        if victim is None and not self._admission.asked:
+            self._fail(short[0].group, WorkerUnavailable(_POOL_HELD))
+        elif victim is not None and not any(f.child.group is victim for f in self._forks):
+            self._suspend(victim)
+
+    def _suspend(self, group: SequenceGroup) -> None:
+        group.stage = Stage.SUSPENDING
+        self._running.remove(group)
+        for sequence in group.sequences:
+            if commit := sequence.take_commit(self._block_size, whole=True):
+                self._commits.append(commit)
+            self._forget_on_compute(sequence)
+            del self._by_id[sequence.id]
+            self._suspending[sequence.id] = sequence
+            sequence.leave_pool()
+        self._suspends.append(group.sequences[0].id)
+        self._admission.note_no_room(None, "OUT_OF_BLOCKS")
+        self._num_preemptions += 1
 
     # --- what came of it ------------------------------------------------------
 
-    def apply_update(self, result: UpdateResult) -> list[Sequence]:
-        """Take in the kvstore's answer. Returns the sequences it opened.
+    def apply_update(self, result: UpdateResult) -> list[SequenceGroup]:
+        """Take in the kvstore's answer. Returns the groups it opened for the first time.
 
         Raises WorkerUnavailable if the kvstore does not know what we know.
         """
+        self._preemption.answer()
         self._apply_refusals(result.refused)
         self._copies.add(result)
+        self._apply_suspended(result.suspended)
+        for forked in result.forked:
+            fork = self._forking.pop(forked.sequence_id)
+            fork.child.fork_with(forked.block_ids, fork.length, self._block_size)
         for extended in result.extended:
-            if sequence := self._running.get(extended.sequence_id):
+            if sequence := self._by_id.get(extended.sequence_id):
+                self._preemption.grant(len(extended.block_ids))
                 sequence.grow(extended.first_index, extended.block_ids, self._block_size)
         for sequence_id, length in self._asked.items():
-            if sequence := self._running.get(sequence_id):
-                sequence.length = length
+            if sequence := self._by_id.get(sequence_id):
+                sequence.grant(length, self._block_size)
         self._asked = {}
-        started = []
+        for resumed in result.resumed:
+            sequence = self._admission.asked.pop(resumed.sequence_id)
+            sequence.resume_with(resumed, self._block_size)
+            self._num_resumes += 1
+            self._begin(sequence)
+        started: list[SequenceGroup] = []
         for opened in result.opened:
-            sequence = self._opening.pop(opened.sequence_id)
-            sequence.open_with(opened.block_ids, opened.num_cached_tokens, self._block_size)
-            self._running[sequence.id] = sequence
-            if sequence.is_ended:  # cancelled meanwhile
-                self._retire(sequence)
-            else:
-                started.append(sequence)
+            sequence = self._admission.asked.pop(opened.sequence_id)
+            sequence.open_with(opened, self._block_size)
+            self._begin(sequence)
+            group = sequence.group
+            if not (group.was_opened or group.is_ended):
+                group.was_opened = True
+                started.append(group)
+        self._end_late()
         return started
+
+    def _begin(self, sequence: Sequence) -> None:
+        """It has a table: its group runs."""
+        group = sequence.group
+        self._by_id[sequence.id] = sequence
+        group.is_suspended = False
+        if group.stage in (Stage.OPENING, Stage.RESUMING):
+            group.stage = Stage.RUNNING
+        if group not in self._running:
+            bisect.insort(self._running, group)
+
+    def _end_late(self) -> None:
+        """Release what ended while an update was under way."""
+        for group in list(self._running):
+            for sequence in list(group.sequences):
+                if (group.is_ended or sequence.is_ended) and sequence.chunk is None:
+                    sequence.is_ended = True
+                    self._release(sequence)
+
+    def _apply_suspended(self, suspended: Items[SuspendedSequence]) -> None:
+        groups: dict[SequenceGroup, None] = {}
+        for one in suspended:
+            sequence = self._suspending.pop(one.sequence_id)
+            self._preemption.promise(one.num_freed_blocks)
+            self._num_swaps += one.is_swapped
+            self._num_recomputes += not one.is_swapped
+            groups[sequence.group] = None
+        for group in groups:
+            group.is_suspended = True
+            if group.is_ended:
+                self._close_suspended(group)
+            else:
+                self._admission.wait_again(group)
 
     def apply_result(self, result: StepResult) -> list[Emission]:
         """Take in a step's tokens, in the order of its chunks.
 
         Raises WorkerUnavailable if they are not those that were asked for.
         """
-        stepped = [s for s in self._running.values() if s.chunk]
-        drawn = {token.sequence_id: token for token in result.tokens}
-        if drawn.keys() != {s.id for s in stepped if s.chunk and s.chunk.sample}:
-            raise WorkerUnavailable("compute answered with tokens of other sequences")
+        stepped = self._builder.finish(result)
         self._copies.end_step(result.copy_elapsed)
-        self._measure(stepped, result)
-        emissions = []
-        for sequence in stepped:
-            assert sequence.chunk is not None
-            sequence.num_computed += sequence.chunk.num_tokens
-            sequence.chunk = None
-            if sequence.is_ended:
-                self._retire(sequence)
-            elif token := drawn.get(sequence.id):
-                sequence.token_ids.append(token.token_id)
-                sequence.num_losses = 0
-                finish = self._finish_of(sequence)
-                if finish:
-                    self.end(sequence)
-                emissions.append(Emission(sequence, token, finish))
+        self._prefill = self._builder.prefill_measured(result)
+        emissions = [
+            Emission(self._by_id[scored.sequence_id].group, prompt=scored)
+            for scored in result.prompt_logprobs
+        ]
+        failed: dict[SequenceGroup, GatewayError] = {}
+        for failure in result.failures:
+            group = self._by_id[failure.sequence_id].group
+            failed[group] = GenerationFailed(failure.message, reason=failure.reason)
+        beams: dict[SequenceGroup, None] = {}
+        for sequence, drawn in stepped:
+            group = sequence.group
+            if group.is_ended or sequence.is_ended:
+                sequence.is_ended = True
+                self._release(sequence)
+            elif drawn:
+                group.num_losses = 0
+                self._take_in(append(sequence, drawn), emissions)
+            elif group.beams is not None and sequence.num_pending == 0:
+                beams[group] = None
+        for group, error in failed.items():
+            if not group.is_ended:
+                self._fail(group, error)
+            beams.pop(group, None)
+        for group in beams:
+            group.num_losses = 0
+            found = {one.sequence_id: one for one in result.candidates}
+            self._take_in(advance_beams(group, found), emissions)
         return emissions
 
-    def _measure(self, stepped: list[Sequence], result: StepResult) -> None:
-        """Note what prefills cost, from steps that were hardly anything else."""
-        num_tokens = sum(s.chunk.num_tokens for s in stepped if s.chunk)
-        if num_tokens >= max(_LEAST_PREFILL, 4 * len(stepped)):
-            self._prefill = (num_tokens, result.elapsed - result.copy_elapsed)
-
-    def _finish_of(self, sequence: Sequence) -> FinishReason | None:
-        if sequence.token_ids[-1] in self._eos_ids and not sequence.request.ignore_eos:
-            return FinishReason.STOP
-        if len(sequence.token_ids) >= sequence.max_length:
-            return FinishReason.LENGTH
-        return None
+    def _take_in(self, advance: Advance, emissions: list[Emission]) -> None:
+        emissions += advance.emissions
+        for fork in advance.forks:
+            if commit := fork.source.take_commit(self._block_size, whole=True):
+                self._commits.append(commit)
+            child = fork.child
+            child.id = self._admission.new_id(child.group)
+            self._by_id[child.id] = child
+            if child not in child.group.sequences:
+                child.group.sequences.append(child)
+            self._forks.append(fork)
+        for sequence in advance.ended:
+            self.end_sequence(sequence)
 
     def _apply_refusals(self, refusals: list[Refusal]) -> None:
         """No room is an answer; anything else means that the kvstore lost our sequences."""
+        asked = self._admission.asked
         for refusal in refusals:
-            is_open = refusal.sequence_id in self._opening
-            if not (refusal.reason in _NO_ROOM or (is_open and refusal.reason in _NEVER)):
+            is_open = refusal.sequence_id in asked
+            is_room = is_open or refusal.sequence_id in self._asked
+            if not (
+                (is_room and refusal.reason in _NO_ROOM) or (is_open and refusal.reason in _NEVER)
+            ):
                 raise WorkerUnavailable(f"the kvstore refused: {refusal.reason} {refusal.message}")
-        delayed: list[Sequence] = []
+        back: dict[SequenceGroup, Refusal] = {}
         for refusal in refusals:
-            sequence = self._opening.pop(refusal.sequence_id, None)
-            if sequence is None:
-                self._asked.pop(refusal.sequence_id, None)
-            elif refusal.reason in _NO_ROOM:
-                delayed.append(sequence)
-            else:
-                sequence.is_ended = True
-                error = InvalidField("prompt", refusal.message, reason=refusal.reason)
-                self._failures.append((sequence, error))
-        if delayed:
-            self._wait_again(delayed)
-            self._admits = False
+            if self._asked.pop(refusal.sequence_id, None) is not None:
+                if sequence := self._by_id.get(refusal.sequence_id):
+                    sequence.refusal = refusal.reason
+            elif refusal.sequence_id in asked:
+                back.setdefault(asked[refusal.sequence_id].group, refusal)
+        for group, refusal in back.items():
+            self._take_back(group, refusal)
 
-    def _wait_again(self, sequences: list[Sequence]) -> None:
-        """Back to the head of the queue, in the same order."""
-        for sequence in reversed(sequences):
-            sequence.forget()
-            if not sequence.is_ended:
-                key = sequence.request.request_id
-                self._waiting[key] = sequence
-                self._waiting.move_to_end(key, last=False)
+    def _take_back(self, group: SequenceGroup, refusal: Refusal) -> None:
+        """A group that could not be opened or resumed."""
+        for sequence in group.sequences:
+            self._admission.asked.pop(sequence.id, None)
+        if refusal.reason in _NO_ROOM:
+            self._admission.note_no_room(group, refusal.reason)
+        elif not group.is_ended:
+            error = InvalidField("prompt", refusal.message, reason=refusal.reason)
+            self._failures.append((group, error))
+            group.stage = Stage.ENDED
+        if group.is_ended:
+            self._close_suspended(group)
+            return
+        if not group.is_suspended:
+            for sequence in group.sequences:
+                sequence.forget()
+        self._admission.wait_again(group)
 
-    def _retire(self, sequence: Sequence) -> None:
-        self._release(sequence)
-        self._has_ended = True
+    def _fail(self, group: SequenceGroup, error: GatewayError) -> None:
+        self._failures.append((group, error))
+        self.end(group)
 
     def _release(self, sequence: Sequence) -> None:
         """Give the blocks back with the next update; full ones stay findable."""
-        self._releases.append((sequence.id, sequence.take_commit(self._block_size)))
+        if commit := sequence.take_commit(self._block_size):
+            self._commits.append(commit)
+        self._forks = [fork for fork in self._forks if fork.child is not sequence]
+        self._closes.append(sequence.id)
+        self._forget_on_compute(sequence)
+        del self._by_id[sequence.id]
+        self.speculator.forget(sequence)
+        self._admission.note_end()
+        group = sequence.group
+        if sequence in group.sequences:
+            group.sequences.remove(sequence)
+        if not group.sequences:
+            group.stage = Stage.ENDED
+            if group in self._running:
+                self._running.remove(group)
+
+    def _forget_on_compute(self, sequence: Sequence) -> None:
         if sequence.num_blocks_sent is not None:
             self._forgets.append(sequence.id)
-        del self._running[sequence.id]

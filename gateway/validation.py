@@ -16,7 +16,9 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _INT32_MAX = 2**31 - 1
 
 
-def validate_request(request: GenerationRequest, model: ModelInfo) -> None:
+def validate_request(
+    request: GenerationRequest, model: ModelInfo, max_running: int | None = None
+) -> None:
     """Refuse at once what can never work.
 
     Raises:

@@ -11,6 +11,7 @@ from gateway.ports import (
     Compute,
     KvStore,
     ModelInfo,
+    PinPlan,
     Step,
     StepResult,
     StepStream,
@@ -75,6 +76,15 @@ class Workers:
             await self._kv.update_sequences(self._probe)
         async with _deadline(_CALL_TIMEOUT, "compute does not answer"):
             return await self._compute.get_model()
+
+    async def pin_prefix(self, plan: PinPlan) -> None:
+        """Raises also PinRefused."""
+        async with _deadline(_CALL_TIMEOUT, "the kvstore does not answer"):
+            await self._kv.pin_prefix(plan)
+
+    async def unpin(self, pin_id: str) -> None:
+        async with _deadline(_CALL_TIMEOUT, "the kvstore does not answer"):
+            await self._kv.unpin(pin_id)
 
     async def submit(self, step: Step) -> None:
         """Send a step; its result comes with `exchange`."""

@@ -8,7 +8,7 @@ import sys
 from quire.gateway.v1 import gateway_pb2, gateway_pb2_grpc
 
 from gateway.engine import Engine, EngineSettings
-from gateway.scheduler import Limits
+from gateway.limits import Limits
 from gateway.tokenizer import Tokenizer
 from services.common import binary, config, model_files
 from services.common.server import GrpcServer, stop_signal

@@ -108,7 +108,7 @@ class _EngineCollector(Collector):
         ):
             yield GaugeMetricFamily(f"quire_{name}", text, value)
         for name, text, total in (
-            ("preemptions", "Generations put back into the queue.", stats.num_preemptions),
+            ("preemptions", "Generations that were suspended.", stats.preemptions.num_groups),
             ("steps", "Steps that compute ran.", counters.num_steps),
             ("step_tokens", "Tokens in them, prompts included.", counters.num_step_tokens),
             ("step_seconds", "Time that compute spent on them.", counters.step_seconds),

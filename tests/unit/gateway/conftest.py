@@ -14,8 +14,9 @@ from gateway.engine import Engine, EngineSettings
 from gateway.errors import GatewayError
 from gateway.fakes import FakeCompute, FakeKvStore, FakeStream, expected_tokens
 from gateway.ports import ModelInfo, PoolInfo, SamplingOptions
-from gateway.scheduler import Limits, Scheduler
-from gateway.sequence import Sequence
+from gateway.group import SequenceGroup, Stage
+from gateway.limits import Limits
+from gateway.scheduler import Scheduler
 from gateway.tokenizer import Tokenizer
 from gateway.types import Delta, FinishReason, GenerationRequest
 
@@ -62,35 +63,38 @@ class Cell:
 
     Invariants asserted after every turn; `outputs` are the tokens by request id."""
 
-    def __init__(self, *, num_blocks=64, block_size=4, eos_ids=(), **limits):
-        self.kv = FakeKvStore(num_blocks, block_size)
+    def __init__(self, *, num_blocks=64, block_size=4, eos_ids=(), kv=None, **limits):
+        self.kv = FakeKvStore(num_blocks, block_size, **(kv or {}))
+        self.now = 0.0
         self.compute = FakeCompute(self.kv, vocab_size=VOCAB_SIZE)
         self.stream = FakeStream(self.compute)
         self.limits = Limits(**limits)
-        self.scheduler = Scheduler(self.limits, eos_ids, "cell")
+        self.scheduler = Scheduler(self.limits, eos_ids, "cell", lambda: self.now)
         pool = PoolInfo(block_size, num_blocks, 1)
         self.scheduler.attach(ModelInfo("m", b"f", VOCAB_SIZE, 10_000, pool))
-        self.sequences: list[Sequence] = []
-        self.outputs: dict[str, list[int]] = {}
+        self.groups: list[SequenceGroup] = []
+        self.outputs: dict[str, list[int]] = {}  # of continuation i > 0: "r0/i"
         self.finishes: dict[str, FinishReason] = {}
-        self.failures: list[tuple[Sequence, GatewayError]] = []
+        self.scores: dict[str, float] = {}
+        self.prompt_scores: dict[str, list] = {}
+        self.failures: list[tuple[SequenceGroup, GatewayError]] = []
         self.first_opens: list[str] = []
         self.steps, self.updates = [], []
         self._computed: dict[str, int] = {}  # by sequence id, of finished steps
 
-    def add(self, prompt_ids, max_tokens=8, *, seed=0, tenant="") -> Sequence:
+    def add(self, prompt_ids, max_tokens=8, *, seed=0, sampling=None, **options) -> SequenceGroup:
         request = GenerationRequest(
-            f"r{len(self.sequences)}",
+            f"r{len(self.groups)}",
             list(prompt_ids),
             max_tokens,
-            SamplingOptions(seed=seed),
-            tenant=tenant,
+            sampling or SamplingOptions(seed=seed),
+            **options,
         )
-        sequence = Sequence(request, len(prompt_ids) + max_tokens, list(prompt_ids))
-        self.scheduler.add(sequence)
-        self.sequences.append(sequence)
-        self.outputs[request.request_id] = []
-        return sequence
+        group = self.scheduler.add(request, len(prompt_ids) + max_tokens)
+        self.groups.append(group)
+        for index in range(request.num_sequences):
+            self.outputs[_name(request.request_id, index)] = []
+        return group
 
     def turn(self, *, update_first=True) -> bool:
         """One step and the update beside it. Whether there was anything to do."""
@@ -124,10 +128,12 @@ class Cell:
                 return
         raise AssertionError(f"still busy after {most_turns} turns")
 
-    def expected(self, sequence) -> list[int]:
-        request = sequence.request
-        num = sequence.max_length - len(request.prompt_ids)
-        return expected_tokens(request.prompt_ids, num, request.sampling, VOCAB_SIZE)
+    def expected(self, group, index=0) -> list[int]:
+        """What continuation `index` of a group is, drawn to the last token."""
+        request = group.request
+        num = group.max_length - len(request.prompt_ids)
+        sampling = dataclasses.replace(request.sampling, sequence_index=index)
+        return expected_tokens(request.prompt_ids, num, sampling, VOCAB_SIZE)
 
     def assert_empty(self) -> None:
         assert self.kv.num_free == self.kv.num_blocks
@@ -135,18 +141,24 @@ class Cell:
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
 
     def _note_opened(self, opened) -> None:
-        for sequence in opened:
-            self._computed[sequence.id] = sequence.num_computed
-            if sequence.request.request_id not in self.first_opens:
-                self.first_opens.append(sequence.request.request_id)
+        for group in opened:
+            request_id = group.request.request_id
+            assert request_id not in self.first_opens
+            self.first_opens.append(request_id)
 
     def _note_emissions(self, emissions) -> None:
         for emission in emissions:
-            request_id = emission.sequence.request.request_id
-            assert request_id not in self.finishes
-            self.outputs[request_id].append(emission.token.token_id)
+            request_id = emission.group.request.request_id
+            if emission.prompt is not None:
+                self.prompt_scores.setdefault(request_id, []).append(emission.prompt)
+                continue
+            name = _name(request_id, emission.index)
+            assert name not in self.finishes
+            self.outputs[name] += [token.token_id for token in emission.tokens]
             if emission.finish:
-                self.finishes[request_id] = emission.finish
+                self.finishes[name] = emission.finish
+            if emission.score is not None:
+                self.scores[name] = emission.score
 
     def _check_step(self, step) -> None:
         if step is None:
@@ -156,19 +168,32 @@ class Cell:
         assert sum(chunk.num_tokens for chunk in step.chunks) <= self.limits.token_budget
 
     def _check_commits(self, update) -> None:
+        leaving = {*update.suspends, *(fork.source_id for fork in update.forks)}
         for commit in update.commits:
-            assert commit.num_computed_tokens <= self._computed[commit.sequence_id]
-            assert commit.num_computed_tokens % self.kv.block_size == 0
+            computed = self._computed.get(commit.sequence_id)
+            assert computed is None or commit.num_computed_tokens <= computed
+            is_whole = commit.num_computed_tokens % self.kv.block_size == 0
+            assert is_whole or leaving
 
     def _check_states(self) -> None:
         scheduler = self.scheduler
-        running = list(scheduler._running.values())
-        places = [*scheduler._waiting.values(), *scheduler._opening.values(), *running]
-        assert len({id(sequence) for sequence in places}) == len(places)
-        assert not any(sequence.is_ended for sequence in places)
-        order = [self.sequences.index(sequence) for sequence in running]
-        assert order == sorted(order)
-        assert all(s.num_committed <= s.num_computed <= len(s.token_ids) for s in running)
+        running, queue = scheduler._running, list(scheduler._admission.queue)
+        asked = {sequence.group for sequence in scheduler._admission.asked.values()}
+        leaving = {sequence.group for sequence in scheduler._suspending.values()}
+        places = [*running, *queue, *asked, *leaving]
+        assert len(set(places)) == len(places)
+        assert running == sorted(running)
+        assert queue == sorted(queue)
+        assert all(group.stage in (Stage.WAITING, Stage.SUSPENDED) for group in queue)
+        for group in running:
+            assert group.stage is Stage.RUNNING
+            for s in group.sequences:
+                assert not s.is_ended
+                assert s.num_committed <= s.num_computed <= len(s.token_ids)
+
+
+def _name(request_id, index):
+    return f"{request_id}/{index}" if index else request_id
 
 
 @pytest.fixture(scope="session")

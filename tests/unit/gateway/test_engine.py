@@ -14,7 +14,7 @@ from gateway.errors import (
 )
 from gateway.fakes import expected_tokens
 from gateway.ports import SamplingOptions
-from gateway.scheduler import Limits
+from gateway.limits import Limits
 from gateway.types import Delta, Finished, FinishReason, GenerationRequest, Started
 
 
@@ -104,7 +104,7 @@ async def test_many_requests_at_once_in_a_tiny_pool_all_get_their_own_answers(ne
         ids = [token_id for e in events if isinstance(e, Delta) for token_id in e.token_ids]
         assert ids == expected_tokens([index] * 8, 20, SamplingOptions(seed=index), 256)
         assert sum(isinstance(event, Started) for event in events) == 1
-    assert bench.engine.stats().num_preemptions > 0
+    assert bench.engine.stats().preemptions.num_groups > 0
     await bench.until_empty()
 
 

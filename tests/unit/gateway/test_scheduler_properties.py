@@ -35,10 +35,10 @@ def test_every_request_ends_as_if_it_were_alone_however_small_the_pool(
             prompt_ids, max_tokens, seed = arrivals.pop(0)
             cell.add(prompt_ids, max_tokens, seed=seed)
         busy = cell.turn(update_first=data.draw(st.booleans(), "update first"))
-    for sequence in cell.sequences:
+    for sequence in cell.groups:
         assert cell.outputs[sequence.request.request_id] == cell.expected(sequence)
     assert not cell.failures
-    assert cell.first_opens == [sequence.request.request_id for sequence in cell.sequences]
+    assert cell.first_opens == [sequence.request.request_id for sequence in cell.groups]
     cell.assert_empty()
 
 
@@ -52,10 +52,10 @@ def test_cancels_at_any_time_disturb_nobody_and_leave_nothing(new_cell, shape, a
     while cell.turn(update_first=data.draw(st.booleans(), "update first")):
         if data.draw(st.integers(0, 3), "cancels") == 0:
             index = data.draw(st.integers(0, len(asked) - 1), "which")
-            if not cell.sequences[index].is_ended:
+            if not cell.groups[index].is_ended:
                 ended.add(index)
-                cell.scheduler.end(cell.sequences[index])
-    for index, sequence in enumerate(cell.sequences):
+                cell.scheduler.end(cell.groups[index])
+    for index, sequence in enumerate(cell.groups):
         output, expected = cell.outputs[f"r{index}"], cell.expected(sequence)
         assert output == expected[: len(output)]
         assert index in ended or output == expected
