@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gateway.errors import PinRefused, WorkerUnavailable
 from gateway.fake_blocks import FakeBlocks, FakeSequence, NoRoom
-from gateway.fake_resume import resume_group
+from gateway.fake_resume import num_blocks_of, resume_group
 from gateway.ports import (
     BlockCopy,
     CommitPlan,
@@ -298,7 +298,7 @@ class FakeKvStore:
             return "SEQUENCE_NOT_FOUND"
         if not entry.is_suspended:
             return "SEQUENCE_NOT_SUSPENDED"
-        if any(len(e.token_ids) > self.num_blocks * self.block_size for e in self._group(entry)):
+        if num_blocks_of(self._blocks, self._group(entry)) > self.num_blocks:
             return "PROMPT_EXCEEDS_POOL"
         return ""
 

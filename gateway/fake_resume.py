@@ -38,6 +38,17 @@ def resume_group(
     return resumed
 
 
+def num_blocks_of(blocks: FakeBlocks, group: Sequence[FakeSequence]) -> int:
+    """Blocks that a group has when it is back."""
+    return len(
+        {
+            _place(blocks, entry, index)
+            for entry in group
+            for index in range(blocks.num_for(len(entry.token_ids)))
+        }
+    )
+
+
 def _place(blocks: FakeBlocks, entry: FakeSequence, index: int) -> Key | tuple[str, int]:
     """What tells a block from others; the same for those that can be shared."""
     if (index + 1) * blocks.block_size <= entry.num_findable:
