@@ -129,11 +129,23 @@ class BlockPool:
         self.tree.upper_part(node, 1).grower = None
         self._queue_split()
 
-    def share(self, chain: Chain, block_ids: array[int]) -> Chain:
-        """Hold a sequence's blocks once more; the chain of the second one."""
+    def share(
+        self, chain: Chain, block_ids: array[int], others: array[int], num_blocks: int
+    ) -> Chain:
+        """Hold a sequence's first blocks once more, but not the `others` behind them.
+
+        Returns the chain of the second one, of at most `num_blocks`.
+        """
         self.frames.hold(_ids(block_ids))
         self.tree.freeze(chain)
-        return Chain(chain.namespace, chain.node, chain.num_blocks)
+        shared = Chain(chain.namespace, chain.node, chain.num_blocks)
+        self.refresh(shared)
+        if shared.num_blocks > num_blocks:
+            self.tree.retreat(shared, num_blocks)
+        if others:
+            self.tree.separate(others[0], len(block_ids))
+        self._queue_split()
+        return shared
 
     def cut(self, chain: Chain, num_blocks: int, block_ids: array[int], first_index: int) -> None:
         """Drop the blocks of a sequence that stand in its table from `first_index` on.

@@ -143,6 +143,7 @@ class QuotaExceeded(KvStoreError):
             held_block_count=held,
             quota_block_count=quota,
         )
+        self.tenant = tenant
 
 
 class LeaseLapsed(KvStoreError):

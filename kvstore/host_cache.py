@@ -128,16 +128,19 @@ class HostCache:
         self.num_evictions += self._frames.host.num_free - before
         self._events.evicted(block_ids, cause)
 
-    def take_copies(self, others: TransferSize) -> tuple[list[BlockCopy], int]:
+    def take_copies(
+        self, others: TransferSize, num_besides: int = 0
+    ) -> tuple[list[BlockCopy], int]:
         """The copies that have come up since the last call, and their transfer's number.
 
-        `others` go with them. The number is 0 if there are none at all.
+        `others` go with them, and so many copies within the page pool `besides`. The number
+        is 0 if there are none, or only the latter.
         """
         copies, self._copies = self._copies, []
         size = others._replace(num_host=others.num_host + len(copies))
         if not (size.num_host or size.num_inside):
             return [], 0
-        self._sizes[self._transfer] = size
+        self._sizes[self._transfer] = size._replace(num_inside=size.num_inside + num_besides)
         if len(self._sizes) > _MOST_SIZES:  # nobody says that they were run
             del self._sizes[next(iter(self._sizes))]
         self._transfer += 1

@@ -49,7 +49,8 @@ class Journal:
     def fork(self, forks: Iterable[tuple[Sequence, Sequence]]) -> None:
         """(source, fork) each, in the order in which they were made."""
         items = [
-            (source.serial, fork.serial, fork.sequence_id, fork.epoch) for source, fork in forks
+            (source.serial, fork.serial, fork.sequence_id, fork.epoch, len(fork.tokens))
+            for source, fork in forks
         ]
         self._append("fork", _pack((FORK, items)))
 
@@ -152,6 +153,7 @@ def sequences_record(sequences: Iterable[Sequence]) -> bytes:
             one.group,
             one.num_forked_blocks,
             one.sources.tobytes(),
+            one.first_target,
             one.is_suspended,
             one.host_ids.tobytes(),
             one.has_host_tail,

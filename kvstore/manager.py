@@ -193,14 +193,16 @@ class PageManager:
         return growth.extend_sequences(self._state(epoch), check_batch(plans), epoch)
 
     def fork_sequences(self, plans: Iterable[ForkPlan], epoch: int = 0) -> list[ForkedSequence]:
-        """Second sequences that share every block of their source, a partial one too.
+        """Second sequences that share the blocks of their source, a partial one too.
 
-        All or nothing. Whoever first needs a slot in a shared partial block gets a copy of
-        it from `extend_sequences`; the last one writes to the block itself. A plan may name
-        a sequence of an earlier plan as its source, and anybody's.
+        With all of its tokens, or the first ones. All or nothing. Whoever first needs a slot
+        in a shared partial block gets a copy of it from `extend_sequences`; the last one
+        writes to the block itself. A plan may name a sequence of an earlier plan as its
+        source, and anybody's.
 
         Raises:
-            PoolNotAttached, InvalidRequest, SequenceSuspended
+            PoolNotAttached, SequenceSuspended
+            InvalidRequest: a length above the tokens that are known of the source.
             SequenceNotFound: no such source.
             SequenceExists: the id is open. A fork is not repeated.
         """
@@ -242,10 +244,12 @@ class PageManager:
             state.close([state.find(sequence_id, epoch) for sequence_id in ids])
 
     def update(self, update: Update, epoch: int = 0) -> UpdateResult:
-        """Apply commits, closes, extends and opens, each entry on its own.
+        """Apply the lists of an update in the order of its fields, each entry on its own.
 
-        A refused entry changes nothing. Opens end at the first that finds no room; what they
-        open belongs to the driver of this epoch (0: to no driver).
+        A refused entry changes nothing. Groups are suspended, resumed and opened whole; named
+        twice is named once. Resumes and opens end at the first that finds no room, or would
+        leave less than `num_spare_blocks`, unless it is within its tenant's floor. What is
+        opened or forked belongs to the driver of this epoch (0: to no driver).
 
         Raises:
             LeaseLapsed
@@ -254,10 +258,10 @@ class PageManager:
         """
         self._check_epoch(epoch)
         updating.check_reports(update)
-        for name in ("commits", "closes", "extends", "opens"):
+        for name in updating.LISTS:
             check_batch(getattr(update, name), name)
         if self._attached is None:
-            if update.commits or update.extends or update.opens:
+            if any(getattr(update, name) for name in updating.LISTS if name != "closes"):
                 raise PoolNotAttached
             return UpdateResult(extended=[], opened=[], refused=[])
         if update.completed_transfer:
@@ -280,25 +284,25 @@ class PageManager:
         state, plans = self._state(epoch), check_batch(plans)
         suspended = swapping.suspend_sequences(state, plans, epoch, copies=runs_copies)
         num_copies = sum(one.num_copied_blocks for one in suspended)
-        return (suspended, *updating.take_copies(state, (), num_copies))
+        return (suspended, *updating.take_copies(state, (), num_swapped_out=num_copies))
 
     def resume_sequences(
         self, sequence_ids: Iterable[str], epoch: int = 0, *, runs_copies: bool = False
     ) -> tuple[list[ResumedSequence], list[BlockCopy], int]:
         """Bring suspended sequences back, and all of their groups. All or nothing.
 
-        Returns also copies that must come before those of the sequences, and the number to
-        complete all of them by.
+        They share the full blocks of tokens that they have in common. Returns also copies
+        that must come before those of the sequences, and the number to complete all by.
 
         Raises:
             PoolNotAttached, SequenceNotFound, ForeignSequence, SequenceNotSuspended
-            PromptExceedsPool: a sequence can never come back.
+            PromptExceedsPool: a sequence, or a group, can never come back.
             OutOfBlocks, QuotaExceeded: they do not fit now.
         """
         state, sequence_ids = self._state(epoch), check_batch(sequence_ids, "sequence_ids")
         state.blocks.host.is_open = runs_copies
         try:
-            resumed = swapping.resume_sequences(state, sequence_ids, epoch, copies=runs_copies)
+            resumed = updating.resume_or_yield(state, sequence_ids, epoch, copies=runs_copies)
         finally:
             state.blocks.host.is_open = False
         return (resumed, *updating.take_copies(state, resumed))

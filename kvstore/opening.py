@@ -49,9 +49,12 @@ class _Opening:
 
 
 def open_sequences(
-    state: PoolState, plans: Iterable[OpenPlan], epoch: int, *, copies: bool
+    state: PoolState, plans: Iterable[OpenPlan], epoch: int, *, copies: bool, num_spare: int = 0
 ) -> list[OpenedSequence]:
-    """See PageManager.open_sequences. `copies`: whoever calls can run copies."""
+    """See PageManager.open_sequences.
+
+    `copies`: whoever calls can run copies. `num_spare` blocks must stay available.
+    """
     openings: dict[str, _Opening] = {}
     answers: list[OpenedSequence | str] = []  # or the id of an opening
     for plan in plans:
@@ -69,7 +72,9 @@ def open_sequences(
         if (first.prompt, first.plan.namespace) != (prompt, plan.namespace):
             raise SequenceExists(plan.sequence_id)
         answers.append(plan.sequence_id)
-    check_room(state, [(o.tenant, o.found, o.num_new_blocks) for o in openings.values()])
+    wanted = [(o.tenant, o.found, o.num_new_blocks) for o in openings.values()]
+    if wanted:
+        check_room(state, wanted, num_spare)
     new = [_open(state, opening, epoch) for opening in _take(state, list(openings.values()))]
     state.journal.sequences(new)
     opened = {sequence.sequence_id: _answer(state, sequence) for sequence in new}
@@ -110,7 +115,9 @@ def _prepare(state: PoolState, plan: OpenPlan, prompt: array[int], *, copies: bo
     return _Opening(plan, prompt, tenant, found, num_blocks - len(found.hits))
 
 
-def check_room(state: PoolState, wanted: list[tuple[Tenant, Found, int]]) -> None:
+def check_room(
+    state: PoolState, wanted: list[tuple[Tenant, Found, int]], num_spare: int = 0
+) -> None:
     """Whether all fit beside what they share: for a tenant, what was found, new blocks.
 
     What is merely alike, and would have to be held while it is copied, is given up if that
@@ -120,7 +127,7 @@ def check_room(state: PoolState, wanted: list[tuple[Tenant, Found, int]]) -> Non
         OutOfBlocks, QuotaExceeded
     """
     try:
-        state.blocks.tenants.check_room(_needs(state, wanted))
+        state.blocks.tenants.check_room(_needs(state, wanted), num_spare)
     except (OutOfBlocks, QuotaExceeded):
         is_host = state.blocks.frames.is_host
         alike = [found for _, found, _ in wanted if found.num_alike and not is_host(found.alike)]
@@ -128,7 +135,7 @@ def check_room(state: PoolState, wanted: list[tuple[Tenant, Found, int]]) -> Non
             raise
         for found in alike:
             found.num_alike = 0
-        state.blocks.tenants.check_room(_needs(state, wanted))
+        state.blocks.tenants.check_room(_needs(state, wanted), num_spare)
 
 
 def _needs(state: PoolState, wanted: list[tuple[Tenant, Found, int]]) -> Counter[Tenant]:
@@ -176,6 +183,7 @@ def _open(state: PoolState, opening: _Opening, epoch: int) -> Sequence:
         driver_state=opening.plan.driver_state,
         group=opening.plan.group,
         sources=found.sources(),
+        first_target=len(found.hits),
     )
     state.add(sequence)
     if not opening.plan.is_resumption:
@@ -189,12 +197,11 @@ def _open(state: PoolState, opening: _Opening, epoch: int) -> Sequence:
 def _answer(state: PoolState, sequence: Sequence) -> OpenedSequence:
     table = sequence.block_ids[: state.num_blocks(sequence.num_prompt_tokens)]
     return OpenedSequence(
-        sequence.sequence_id, table.tolist(), sequence.num_cached_tokens, copies_of(state, sequence)
+        sequence.sequence_id, table.tolist(), sequence.num_cached_tokens, copies_of(sequence)
     )
 
 
-def copies_of(state: PoolState, sequence: Sequence) -> list[BlockCopy]:
+def copies_of(sequence: Sequence) -> list[BlockCopy]:
     """What is to be copied for a sequence before its next chunk."""
-    first = sequence.num_computed // state.block_size
-    targets = sequence.block_ids[first : first + len(sequence.sources)]
+    targets = sequence.block_ids[sequence.first_target :]
     return list(map(BlockCopy, sequence.sources, targets))

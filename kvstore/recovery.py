@@ -69,7 +69,8 @@ def _read_pool(
 def _read_sequences(found: Recovered, items: Iterable[tuple[Any, ...]]) -> None:
     for item in items:
         serial, sequence_id, namespace, tokens, num_prompt, num_cached, table, length, *rest = item
-        computed, epoch, state, group, num_forked, sources, is_suspended, host_ids, has_tail = rest
+        computed, epoch, state, group, num_forked, sources, first_target, *rest = rest
+        is_suspended, host_ids, has_tail = rest
         found.sequences[serial] = Sequence(
             sequence_id=sequence_id,
             serial=serial,
@@ -86,6 +87,7 @@ def _read_sequences(found: Recovered, items: Iterable[tuple[Any, ...]]) -> None:
             may_share_tail=True,
             num_forked_blocks=num_forked,
             sources=_unbulk("i", sources),
+            first_target=first_target,
             is_suspended=is_suspended,
             host_ids=_unbulk("i", host_ids),
             has_host_tail=has_tail,
@@ -96,9 +98,9 @@ def _read_sequences(found: Recovered, items: Iterable[tuple[Any, ...]]) -> None:
 def _read_fork(found: Recovered, items: Iterable[tuple[Any, ...]]) -> None:
     layout = found.layout
     assert layout is not None
-    for source_serial, serial, sequence_id, epoch in items:
+    for source_serial, serial, sequence_id, epoch, num_tokens in items:
         source = found.sequences[source_serial]
-        fork = apply_fork(source, sequence_id, serial, epoch, layout.block_size)
+        fork = apply_fork(source, sequence_id, serial, epoch, num_tokens, layout.block_size)
         fork.chain = Chain(source.chain.namespace)
         found.sequences[serial] = fork
         found.next_serial = max(found.next_serial, serial + 1)

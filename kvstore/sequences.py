@@ -50,7 +50,8 @@ class Sequence:
     `may_share_tail`: the last block may be one that others read, which must be copied
     before the next slot in it is given out. `num_forked_blocks`: leading ones that were
     shared by forking, which any of those who share them may compute. `sources`: blocks
-    that are to be copied to its own, held until its next commit says that they were.
+    that are to be copied to its own from the index `first_target` on, held until its next
+    commit says that they were.
     `host_ids`: blocks of the host pool that a suspended one waits with, the partial last
     one too if `has_host_tail`.
     """
@@ -70,6 +71,7 @@ class Sequence:
     may_share_tail: bool = False
     num_forked_blocks: int = 0
     sources: array[int] = field(default_factory=_no_blocks)
+    first_target: int = 0
     is_suspended: bool = False
     host_ids: array[int] = field(default_factory=_no_blocks)
     has_host_tail: bool = False

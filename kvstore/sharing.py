@@ -13,22 +13,21 @@ from kvstore.types import ForkedSequence, ForkPlan, TruncatePlan
 def fork_sequences(state: PoolState, plans: Iterable[ForkPlan], epoch: int) -> list[ForkedSequence]:
     """See PageManager.fork_sequences."""
     plans = list(plans)
-    made: set[str] = set()
+    made: dict[str, int] = {}  # how many tokens each of them gets
     for plan in plans:
         check_id(plan.sequence_id)
-        if plan.source_id not in made:
-            source = state.sequences.get(plan.source_id)
-            if source is None:
-                raise SequenceNotFound(plan.source_id)
-            if source.is_suspended:
-                raise SequenceSuspended(plan.source_id)
+        num_known = made.get(plan.source_id)
+        if num_known is None:
+            num_known = _num_known(state, plan.source_id)
         if plan.sequence_id in made or plan.sequence_id in state.sequences:
             raise SequenceExists(plan.sequence_id)
-        made.add(plan.sequence_id)
+        if not 0 <= plan.length <= num_known:
+            raise InvalidRequest("length", f"{plan.length} is not from 1 to {num_known}, or 0")
+        made[plan.sequence_id] = plan.length or num_known
     forks = []
     for plan in plans:
         source = state.sequences[plan.source_id]
-        fork = _fork(state, source, plan.sequence_id, epoch)
+        fork = _fork(state, source, plan.sequence_id, epoch, made[plan.sequence_id])
         forks.append((source, fork))
     state.journal.fork(forks)
     return [
@@ -78,23 +77,23 @@ def apply_truncate(sequence: Sequence, length: int, num_blocks: int) -> None:
 
 
 def apply_fork(
-    source: Sequence, sequence_id: str, serial: int, epoch: int, block_size: int
+    source: Sequence, sequence_id: str, serial: int, epoch: int, num_tokens: int, block_size: int
 ) -> Sequence:
     """The second sequence, without references of its own yet."""
-    # Slots beyond the known tokens are promised to the source alone.
-    length = min(source.length, len(source.tokens))
+    # Slots beyond its tokens are promised to the source alone.
+    length = min(source.length, num_tokens)
     table = source.block_ids[: -(-length // block_size)]
     source.may_share_tail = True
     source.num_forked_blocks = max(source.num_forked_blocks, len(table))
     return Sequence(
         sequence_id=sequence_id,
         serial=serial,
-        tokens=source.tokens[:],
-        num_prompt_tokens=source.num_prompt_tokens,
-        num_cached_tokens=source.num_cached_tokens,
+        tokens=source.tokens[:num_tokens],
+        num_prompt_tokens=min(source.num_prompt_tokens, num_tokens),
+        num_cached_tokens=min(source.num_cached_tokens, num_tokens),
         block_ids=table,
         length=length,
-        num_computed=source.num_computed,
+        num_computed=min(source.num_computed, length),
         chain=source.chain,
         epoch=epoch,
         driver_state=source.driver_state,
@@ -104,8 +103,24 @@ def apply_fork(
     )
 
 
-def _fork(state: PoolState, source: Sequence, sequence_id: str, epoch: int) -> Sequence:
-    fork = apply_fork(source, sequence_id, state.next_serial, epoch, state.block_size)
-    fork.chain = state.blocks.share(source.chain, fork.block_ids)
+def _num_known(state: PoolState, source_id: str) -> int:
+    source = state.sequences.get(source_id)
+    if source is None:
+        raise SequenceNotFound(source_id)
+    if source.is_suspended:
+        raise SequenceSuspended(source_id)
+    return len(source.tokens)
+
+
+def _fork(
+    state: PoolState, source: Sequence, sequence_id: str, epoch: int, num_tokens: int
+) -> Sequence:
+    size = state.block_size
+    fork = apply_fork(source, sequence_id, state.next_serial, epoch, num_tokens, size)
+    num_shared = len(fork.block_ids)
+    # A block that it has a part of is not in its prefix, though others may find it.
+    fork.chain = state.blocks.share(
+        source.chain, fork.block_ids, source.block_ids[num_shared:], fork.length // size
+    )
     state.add(fork)
     return fork

@@ -56,6 +56,17 @@ class PoolState:
             raise SequenceSuspended(sequence_id)
         return sequence
 
+    def group(self, sequence: Sequence) -> list[Sequence]:
+        """All of a sequence's group that are suspended, or resident, as it is."""
+        if not sequence.group:
+            return [sequence]
+        return [
+            other
+            for other in self.sequences.values()
+            if (other.group, other.epoch, other.is_suspended)
+            == (sequence.group, sequence.epoch, sequence.is_suspended)
+        ]
+
     def add(self, sequence: Sequence) -> None:
         """The sequence holds its blocks already."""
         self.sequences[sequence.sequence_id] = sequence

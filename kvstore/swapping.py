@@ -1,4 +1,4 @@
-"""Taking sequences off the page pool, and bringing them back."""
+"""Taking sequences off the page pool."""
 
 from __future__ import annotations
 
@@ -9,16 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstore.errors import PromptExceedsPool, SequenceNotSuspended
 from kvstore.growth import publish
-from kvstore.opening import Found, check_room, copies_of, find
 from kvstore.prefix_tree import Chain, Node
 from kvstore.sequences import Sequence
 from kvstore.state import PoolState
-from kvstore.tenants import Tenant
 from kvstore.types import (
     BlockId,
-    ResumedSequence,
     SuspendedSequence,
     SuspendMode,
     SuspendPlan,
@@ -35,14 +31,7 @@ class _Leaving:
     tail: BlockId | None = None  # the block that is not full
     num_blocks: int = 0
     num_tokens: int = 0
-
-
-@dataclass(slots=True)
-class _Return:
-    sequence: Sequence
-    tenant: Tenant
-    found: Found
-    num_new_blocks: int
+    num_freed: int = 0
 
 
 def suspend_sequences(
@@ -51,51 +40,19 @@ def suspend_sequences(
     """See PageManager.suspend_sequences."""
     modes: dict[str, SuspendMode] = {}
     for plan in plans:
-        for sequence in _gang(state, state.find_resident(plan.sequence_id, epoch)):
+        for sequence in state.group(state.find_resident(plan.sequence_id, epoch)):
             modes.setdefault(sequence.sequence_id, plan.mode)
     leaving = [_Leaving(state.sequences[key], mode) for key, mode in modes.items()]
     for one in leaving:
         publish(state, one.sequence)
     _find_own(state, leaving)
     for one in leaving:
+        num_held = state.blocks.frames.num_held
         _let_go(state, one.sequence)
+        one.num_freed = num_held - state.blocks.frames.num_held
     answers = [_store(state, one, copies=copies) for one in leaving]
     state.journal.sequences([one.sequence for one in leaving])
     return answers
-
-
-def resume_sequences(
-    state: PoolState, sequence_ids: Iterable[str], epoch: int, *, copies: bool
-) -> list[ResumedSequence]:
-    """See PageManager.resume_sequences."""
-    returning: dict[str, _Return] = {}
-    for sequence_id in sequence_ids:
-        sequence = state.find(sequence_id, epoch)
-        if not sequence.is_suspended:
-            raise SequenceNotSuspended(sequence_id)
-        for member in _gang(state, sequence):
-            if member.sequence_id not in returning:
-                returning[member.sequence_id] = _prepare(state, member, copies=copies)
-    back = list(returning.values())
-    check_room(state, [(one.tenant, one.found, one.num_new_blocks) for one in back])
-    for one in back:
-        state.blocks.hold(one.found.hits, one.tenant)
-        state.blocks.hold(one.found.sources(), one.tenant)
-    answers = [_resume(state, one) for one in back]
-    state.journal.sequences([one.sequence for one in back])
-    return answers
-
-
-def _gang(state: PoolState, sequence: Sequence) -> list[Sequence]:
-    """All of a sequence's group that are suspended, or resident, as it is."""
-    if not sequence.group:
-        return [sequence]
-    return [
-        other
-        for other in state.sequences.values()
-        if (other.group, other.epoch, other.is_suspended)
-        == (sequence.group, sequence.epoch, sequence.is_suspended)
-    ]
 
 
 def _find_own(state: PoolState, leaving: list[_Leaving]) -> None:
@@ -152,6 +109,7 @@ def _store(state: PoolState, one: _Leaving, *, copies: bool) -> SuspendedSequenc
         swap_seconds=swap,
         recompute_seconds=recompute,
         num_copied_blocks=num_copied,
+        num_freed_blocks=one.num_freed,
     )
 
 
@@ -189,46 +147,3 @@ def _keep(state: PoolState, sequence: Sequence, node: Node) -> int:
     blocks.frames.hold(np.array(node.blocks, np.int32))
     sequence.host_ids.extend(node.blocks)
     return moved
-
-
-def _prepare(state: PoolState, sequence: Sequence, *, copies: bool) -> _Return:
-    size = state.block_size
-    namespace, computed = sequence.chain.namespace, sequence.num_computed
-    tenant = state.blocks.tenants.get(namespace.tenant)
-    num_blocks = state.num_blocks(len(sequence.tokens))
-    most = state.blocks.tenants.most_blocks(tenant)
-    if num_blocks > most:
-        raise PromptExceedsPool(needed=num_blocks, total=most)
-    # More than it had may be there by now, and copies that it never made. As with a prompt,
-    # a token that is yet to be computed stays one.
-    limit = max(computed, len(sequence.tokens) - 1)
-    found = find(state, namespace, sequence.tokens, limit, copies=copies)
-    if copies and sequence.has_host_tail and found.num_blocks == computed // size:
-        found.alike, found.num_alike = sequence.host_ids[-1], computed % size
-    return _Return(sequence, tenant, found, num_blocks - len(found.hits))
-
-
-def _resume(state: PoolState, one: _Return) -> ResumedSequence:
-    sequence, found, size = one.sequence, one.found, state.block_size
-    new = state.blocks.allocate(one.num_new_blocks, one.tenant)
-    num_present = found.num_blocks * size + found.num_alike
-    lost = state.costs.recompute_seconds(max(0, sequence.num_computed - num_present))
-    state.costs.stats.recompute_actual_seconds += lost
-    if sequence.host_ids:
-        state.blocks.release_loose(sequence.host_ids, one.tenant)
-    sequence.host_ids, sequence.has_host_tail = array("i"), False
-    sequence.is_suspended = False
-    sequence.block_ids = found.hits + new
-    sequence.length = len(sequence.tokens)
-    sequence.num_computed = len(found.hits) * size
-    sequence.chain = found.chain
-    sequence.sources = found.sources()
-    sequence.may_share_tail, sequence.num_forked_blocks = False, 0
-    state.num_waste_slots += state.waste(sequence)
-    return ResumedSequence(
-        sequence.sequence_id,
-        sequence.block_ids.tolist(),
-        sequence.length,
-        num_present,
-        copies_of(state, sequence),
-    )

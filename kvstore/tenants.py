@@ -118,8 +118,10 @@ class Tenants:
         most = self._num_blocks - floors
         return most if quota is None else min(most, quota)
 
-    def check_room(self, needs: Mapping[Tenant, int]) -> None:
-        """Whether tenants can hold so many blocks more, all of them.
+    def check_room(self, needs: Mapping[Tenant, int], num_spare: int = 0) -> None:
+        """Whether tenants can hold so many blocks more, all of them, and leave some to spare.
+
+        What is spared would be theirs, too; nobody must spare what is within its floor.
 
         Raises:
             QuotaExceeded: a tenant would pass its quota.
@@ -136,6 +138,8 @@ class Tenants:
         needed = sum(needs.values())
         if excess > 0 and not (self.are_strained and self._can_have(needs)):
             raise OutOfBlocks(needed=needed, free=max(0, needed - excess))
+        if excess > -num_spare and any(held[t.partition] > t.partition.floor for t in needs):
+            raise OutOfBlocks(needed=needed, free=max(0, needed - excess - num_spare))
 
     def note_strain(self) -> None:
         """Blocks were counted that other limits have let tenants have."""

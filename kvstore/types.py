@@ -155,10 +155,14 @@ class ExtendedSequence:
 
 @dataclass(frozen=True, slots=True)
 class ForkPlan:
-    """Make `sequence_id` a second sequence with all that `source_id` has."""
+    """Make `sequence_id` a second sequence with the first `length` tokens of `source_id`.
+
+    0: with all that are known.
+    """
 
     source_id: str
     sequence_id: str
+    length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +214,10 @@ class SuspendPlan:
 
 @dataclass(frozen=True, slots=True)
 class SuspendedSequence:
-    """What was decided, why, and what both ways were expected to take."""
+    """What was decided, why, and what both ways were expected to take.
+
+    `num_freed_blocks` of the page pool are held by nobody any more.
+    """
 
     sequence_id: str
     mode: SuspendMode
@@ -218,6 +225,7 @@ class SuspendedSequence:
     swap_seconds: float
     recompute_seconds: float
     num_copied_blocks: int
+    num_freed_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +300,20 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One driver step's changes, applied in the order of the fields."""
+    """One driver step's changes, applied in the order of the fields, each entry on its own.
+
+    `num_spare_blocks` must stay available after each of `resumes` and `opens`.
+    """
 
     commits: Sequence[CommitPlan] = ()
+    forks: Sequence[ForkPlan] = ()
     closes: Sequence[str] = ()
+    truncates: Sequence[TruncatePlan] = ()
+    suspends: Sequence[SuspendPlan] = ()
     extends: Sequence[ExtendPlan] = ()
+    resumes: Sequence[str] = ()
     opens: Sequence[OpenPlan] = ()
+    num_spare_blocks: int = 0
     runs_copies: bool = False  # the driver runs the copies that answers ask for
     # What it has done since the last update; see PageManager.complete_transfer and
     # PageManager.observe_prefill.
@@ -309,10 +325,12 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """`copies` come before those of single sequences and before any write.
+    """Copies are run in this order, before any write: `copies`, then those of the sequences
+    in `extended`, in `resumed` and in `opened`.
 
     When all copies of this answer were run, the driver says so by the number `transfer`;
-    it is 0 if there are none.
+    it is 0 if there are none but those of extensions. `num_available_blocks` of the page
+    pool are free, or cached and may be evicted, after the update.
     """
 
     extended: list[ExtendedSequence]
@@ -320,6 +338,10 @@ class UpdateResult:
     refused: list[Refusal]
     copies: list[BlockCopy] = field(default_factory=list)
     transfer: int = 0
+    forked: list[ForkedSequence] = field(default_factory=list)
+    suspended: list[SuspendedSequence] = field(default_factory=list)
+    resumed: list[ResumedSequence] = field(default_factory=list)
+    num_available_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

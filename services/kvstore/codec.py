@@ -9,7 +9,6 @@ from quire.kvstore.v1 import kvstore_pb2 as pb
 
 from kvstore import types
 from services.common.dtypes import dtype_name, dtype_number
-from services.common.durations import seconds_of
 
 # --- requests ---------------------------------------------------------------
 
@@ -43,7 +42,7 @@ def extend_plan(message: pb.ExtendPlan) -> types.ExtendPlan:
 
 
 def fork_plan(message: pb.ForkPlan) -> types.ForkPlan:
-    return types.ForkPlan(message.source_sequence_id, message.sequence_id)
+    return types.ForkPlan(message.source_sequence_id, message.sequence_id, message.length)
 
 
 def truncate_plan(message: pb.TruncatePlan) -> types.TruncatePlan:
@@ -57,20 +56,6 @@ def commit_plan(message: pb.CommitPlan) -> types.CommitPlan:
         token_start=message.token_start,
         token_ids=message.token_ids,
         driver_state=message.driver_state if message.HasField("driver_state") else None,
-    )
-
-
-def update(message: pb.UpdateSequencesRequest) -> types.Update:
-    return types.Update(
-        commits=[commit_plan(plan) for plan in message.commits],
-        closes=message.closes,
-        extends=[extend_plan(plan) for plan in message.extends],
-        opens=[open_plan(plan) for plan in message.opens],
-        runs_copies=message.runs_copies,
-        completed_transfer=message.completed_transfer,
-        transfer_seconds=seconds_of(message.transfer_duration),
-        num_prefill_tokens=message.prefill_token_count,
-        prefill_seconds=seconds_of(message.prefill_duration),
     )
 
 
@@ -145,21 +130,6 @@ def forked(sequences: Iterable[types.ForkedSequence]) -> list[pb.ForkedSequence]
         )
         for sequence in sequences
     ]
-
-
-def update_result(result: types.UpdateResult) -> pb.UpdateSequencesResponse:
-    return pb.UpdateSequencesResponse(
-        extended=extended(result.extended),
-        opened=opened(result.opened),
-        refused=[
-            pb.Refusal(
-                sequence_id=refusal.sequence_id, reason=refusal.reason, message=refusal.message
-            )
-            for refusal in result.refused
-        ],
-        copies=block_copies(result.copies),
-        transfer=result.transfer,
-    )
 
 
 def sequence_page(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 
 import grpc
@@ -14,12 +14,24 @@ from quire.kvstore.v1 import kvstore_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2_grpc
 
 from kvstore.manager import PageManager
+from kvstore.types import SuspendedSequence
 from services.common import pool_stats
 from services.common.durations import seconds_of
-from services.kvstore import codec, pin_codec, swap_codec
+from services.kvstore import codec, pin_codec, swap_codec, update_codec
 from services.kvstore.event_stream import EventStreams
 
 _log = structlog.get_logger()
+
+
+def _log_suspended(sequences: Iterable[SuspendedSequence]) -> None:
+    for one in sequences:
+        _log.info(
+            "sequence suspended",
+            sequence_id=one.sequence_id,
+            mode=one.mode.value,
+            reason=one.reason,
+            num_freed_blocks=one.num_freed_blocks,
+        )
 
 
 class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
@@ -119,7 +131,7 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
     def _update(self, request: pb.UpdateSequencesRequest) -> pb.UpdateSequencesResponse:
         closed = [sequence_id for sequence_id in request.closes if self._kv.is_open(sequence_id)]
         request_ids = {plan.sequence_id: plan.request_id for plan in request.opens}
-        result = self._kv.update(codec.update(request), request.driver_epoch)
+        result = self._kv.update(update_codec.update(request), request.driver_epoch)
         for opened in result.opened:
             _log.info(
                 "sequence opened",
@@ -132,7 +144,15 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
             _log.debug("refused", sequence_id=refusal.sequence_id, reason=refusal.reason)
         for sequence_id in closed:
             _log.debug("sequence closed", sequence_id=sequence_id)
-        return codec.update_result(result)
+        _log_suspended(result.suspended)
+        for resumed in result.resumed:
+            _log.info(
+                "sequence resumed",
+                sequence_id=resumed.sequence_id,
+                num_blocks=len(resumed.block_ids),
+                num_computed_tokens=resumed.num_computed_tokens,
+            )
+        return update_codec.update_result(result)
 
     async def SuspendSequences(
         self, request: pb.SuspendSequencesRequest, context: grpc.aio.ServicerContext
@@ -141,13 +161,7 @@ class KvCacheServicer(kvstore_pb2_grpc.KvCacheServiceServicer):
         answer = self._kv.suspend_sequences(
             plans, request.driver_epoch, runs_copies=request.runs_copies
         )
-        for one in answer[0]:
-            _log.info(
-                "sequence suspended",
-                sequence_id=one.sequence_id,
-                mode=one.mode.value,
-                reason=one.reason,
-            )
+        _log_suspended(answer[0])
         return swap_codec.suspended(*answer)
 
     async def ResumeSequences(

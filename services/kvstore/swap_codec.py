@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.kvstore.v1 import kvstore_pb2 as pb
 
 from kvstore import types
@@ -26,21 +28,41 @@ def suspend_plan(message: pb.SuspendPlan) -> types.SuspendPlan:
     return types.SuspendPlan(message.sequence_id, mode)
 
 
+def suspended_sequences(
+    sequences: Iterable[types.SuspendedSequence],
+) -> list[pb.SuspendedSequence]:
+    return [
+        pb.SuspendedSequence(
+            sequence_id=one.sequence_id,
+            mode=_NUMBERS[one.mode],
+            reason=one.reason,
+            swap_duration=duration(one.swap_seconds),
+            recompute_duration=duration(one.recompute_seconds),
+            copied_block_count=one.num_copied_blocks,
+            freed_block_count=one.num_freed_blocks,
+        )
+        for one in sequences
+    ]
+
+
+def resumed_sequences(sequences: Iterable[types.ResumedSequence]) -> list[pb.ResumedSequence]:
+    return [
+        pb.ResumedSequence(
+            sequence_id=one.sequence_id,
+            block_ids=one.block_ids,
+            length=one.length,
+            computed_token_count=one.num_computed_tokens,
+            copies=block_copies(one.copies),
+        )
+        for one in sequences
+    ]
+
+
 def suspended(
     sequences: list[types.SuspendedSequence], copies: list[types.BlockCopy], transfer: int
 ) -> pb.SuspendSequencesResponse:
     return pb.SuspendSequencesResponse(
-        sequences=[
-            pb.SuspendedSequence(
-                sequence_id=one.sequence_id,
-                mode=_NUMBERS[one.mode],
-                reason=one.reason,
-                swap_duration=duration(one.swap_seconds),
-                recompute_duration=duration(one.recompute_seconds),
-                copied_block_count=one.num_copied_blocks,
-            )
-            for one in sequences
-        ],
+        sequences=suspended_sequences(sequences),
         copies=block_copies(copies),
         transfer=transfer,
     )
@@ -50,16 +72,7 @@ def resumed(
     sequences: list[types.ResumedSequence], copies: list[types.BlockCopy], transfer: int
 ) -> pb.ResumeSequencesResponse:
     return pb.ResumeSequencesResponse(
-        sequences=[
-            pb.ResumedSequence(
-                sequence_id=one.sequence_id,
-                block_ids=one.block_ids,
-                length=one.length,
-                computed_token_count=one.num_computed_tokens,
-                copies=block_copies(one.copies),
-            )
-            for one in sequences
-        ],
+        sequences=resumed_sequences(sequences),
         copies=block_copies(copies),
         transfer=transfer,
     )

@@ -11,6 +11,7 @@ from quire.compute.v1 import compute_pb2, compute_pb2_grpc
 
 from compute import types as ct
 from compute.errors import InvalidStep
+from gateway.fakes import FakeKvStore
 from kvstore.attachment import ManagerOptions
 from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
@@ -44,6 +45,20 @@ async def kv(request, tmp_path) -> AsyncIterator[KvSystem]:
     manager.attach_pool(SHAPE)
     async for system in kv_system(request.param, manager, tmp_path):
         yield system
+    assert manager.audit() == []
+
+
+@pytest.fixture(params=[*TRANSPORTS, "fake"])
+async def store(request, tmp_path) -> AsyncIterator[GrpcKvStore | LocalKvStore | FakeKvStore]:
+    """A gateway's page manager with 8 blocks of 8 tokens and as many in the host pool."""
+    if request.param == "fake":
+        yield FakeKvStore(NUM_BLOCKS, BLOCK_SIZE, host_blocks=NUM_BLOCKS)
+        return
+    size = NUM_BLOCKS * BLOCK_SIZE * SHAPE.token_bytes
+    manager = PageManager(ManagerOptions(size, BLOCK_SIZE, size), FakeStorage())
+    manager.attach_pool(SHAPE)
+    async for system in kv_system(request.param, manager, tmp_path):
+        yield system.client
     assert manager.audit() == []
 
 

@@ -174,13 +174,28 @@ def test_the_two_sides_name_the_same_fields():
     from gateway import ports
     from kvstore import types
 
-    for name in ("OpenPlan", "ExtendPlan", "CommitPlan", "ExtendedSequence", "OpenedSequence"):
+    for name in (
+        "OpenPlan",
+        "ExtendPlan",
+        "CommitPlan",
+        "TruncatePlan",
+        "ExtendedSequence",
+        "OpenedSequence",
+    ):
         ours, theirs = getattr(ports, name), getattr(types, name)
-        # The log's, and what the gateway has no use for yet.
-        own = {"request_id", "copied_from", "copies", "driver_state", "group", "is_resumption"}
-        sides = [[f.name for f in dataclasses.fields(side)] for side in (ours, theirs)]
-        assert [n for n in sides[0] if n not in own] == [n for n in sides[1] if n not in own]
+        # The log's, what has another name, and what the gateway has no use for.
+        own = {"request_id", "copied_from", "copies", "driver_state", "group", "group_id"}
+        own |= {"is_resumption"}
+        names = [_fields(side) for side in (ours, theirs)]
+        assert [n for n in names[0] if n not in own] == [n for n in names[1] if n not in own]
+    assert set(ports.ForkPlan._fields) == set(_fields(types.ForkPlan))
     assert ports.Namespace._fields == types.Namespace._fields
+
+
+def _fields(kind) -> list[str]:
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
+    return list(kind._fields)
 
 
 async def test_a_new_driver_closes_what_the_last_one_left_open(kv):
