@@ -34,16 +34,22 @@ class _Matcher:
 
 
 class StopFilter:
-    """Lets text through up to the first stop string, which is not part of it.
+    """Lets text through up to the first stop string, and with `echo` that too.
 
-    Holds back exactly the text that could still turn out to begin a stop string.
-    If several are complete at the same character the longest counts.
+    Holds back exactly the text that could still turn out to be none of the answer;
+    with `echo` that is nothing. If several strings are complete at the same character
+    the longest counts. `matched` is the one that ended the text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, echo: bool = False) -> None:
         self._matchers = [_Matcher(stop) for stop in stops]
+        self._echo = echo
         self._held = ""
-        self.is_stopped = False
+        self.matched: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.matched is not None
 
     def push(self, text: str) -> str:
         """The text that is certain now. Empty once `is_stopped`."""
@@ -52,12 +58,14 @@ class StopFilter:
         if not self._matchers:
             return text
         for index, character in enumerate(text):
-            complete = [m for m in self._matchers if m.advance(character)]
+            complete = [m.pattern for m in self._matchers if m.advance(character)]
             if complete:
-                self.is_stopped = True
+                self.matched = max(complete, key=len)
                 whole = self._held + text[: index + 1]
                 self._held = ""
-                return whole[: len(whole) - max(len(m.pattern) for m in complete)]
+                return whole if self._echo else whole[: len(whole) - len(self.matched)]
+        if self._echo:
+            return text
         whole = self._held + text
         cut = len(whole) - max(matcher.matched for matcher in self._matchers)
         self._held = whole[cut:]
