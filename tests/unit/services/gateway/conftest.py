@@ -7,8 +7,10 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
+import grpc
 import httpx
 import pytest
+from quire.gateway.v1 import gateway_pb2_grpc as pb_grpc
 
 from gateway.detokenizer import Detokenizer
 from gateway.errors import InvalidField, RequestNotFound
@@ -16,10 +18,12 @@ from gateway.ports import ModelInfo, PoolInfo, TokenLogprob
 from gateway.stats import Counters, EngineStats
 from gateway.types import Delta, Finished, FinishReason, PromptScored, ScoredToken, Started
 from gateway.validation import validate_request
+from services.common.server import GrpcServer
 from services.gateway.frontend import Frontend
 from services.gateway.metrics import Metrics
 from services.gateway.rest.app import create_app
 from services.gateway.rest.server import RestServer
+from services.gateway.servicer import SERVICE, GenerationServicer
 
 MODEL = ModelInfo("fake/model", b"\x01" * 32, 256, 512, PoolInfo(16, 64, 1))
 
@@ -202,6 +206,27 @@ async def url(app):
     await server.start()
     yield f"http://{server.address}"
     await server.stop(grace=1)
+
+
+@pytest.fixture
+async def channel(frontend, tmp_path):
+    address = f"unix:{tmp_path}/gateway.sock"
+    server = GrpcServer(
+        address,
+        [SERVICE],
+        lambda it: pb_grpc.add_GenerationServiceServicer_to_server(
+            GenerationServicer(frontend), it
+        ),
+    )
+    await server.start()
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield channel
+    await server.stop(grace=0)
+
+
+@pytest.fixture
+def stub(channel):
+    return pb_grpc.GenerationServiceStub(channel)
 
 
 @pytest.fixture
