@@ -169,9 +169,10 @@ class Engine:
         validate_request(request, self.model, self._scheduler.max_width)
         if request.request_id in self._generations:
             raise RequestExists(request.request_id)
-        longest = longest_sequence(self.model)
+        num_prompt_tokens = len(request.prompt_ids)
+        longest = longest_sequence(self.model, num_prompt_tokens, request.num_sequences)
         if request.max_tokens is not None:
-            longest = len(request.prompt_ids) + request.max_tokens
+            longest = num_prompt_tokens + request.max_tokens
         group = self._scheduler.add(request, longest)
         generation = Generation(group, self.tokenizer.detokenizer)
         self._generations[request.request_id] = self._by_group[group] = generation

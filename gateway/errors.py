@@ -5,6 +5,8 @@ GatewayError
 ├── ModelNotFound
 ├── RequestExists       the request id is running
 ├── RequestNotFound
+├── SessionBusy         another request goes on with the session
+├── SessionNotFound     it has lapsed, or there never was one
 ├── QueueFull           try again after `retry_after` seconds
 ├── WorkerUnavailable   loading, draining, or a worker is gone; try again
 ├── ModelFilesInvalid   tokenizer or chat template missing or unusable
@@ -54,6 +56,22 @@ class RequestNotFound(GatewayError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"no request {request_id!r} is running", field="request_id")
+
+
+class SessionBusy(GatewayError):
+    reason = "SESSION_BUSY"
+
+    def __init__(self, session_id: str) -> None:
+        text = f"another request goes on with the session {session_id!r}"
+        super().__init__(text, field="session.id")
+
+
+class SessionNotFound(GatewayError):
+    reason = "SESSION_NOT_FOUND"
+
+    def __init__(self, session_id: str) -> None:
+        text = f"there is no session {session_id!r}, or not any more: send its whole text"
+        super().__init__(text, field="session.source_id")
 
 
 class QueueFull(GatewayError):

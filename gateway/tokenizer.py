@@ -32,9 +32,9 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._file = directory / "tokenizer.json"
-        self._splitter = _load_splitter(self._file)
-        self._vocabulary = vocabulary.Vocabulary(self._splitter, _load_json(self._file))
+        self.file = directory / "tokenizer.json"
+        self._splitter = _load_splitter(self.file)
+        self._vocabulary = vocabulary.Vocabulary(self._splitter, _load_json(self.file))
         settings = _load_json(directory / "tokenizer_config.json", default={})
         self._template = _load_template(directory, settings)
         self._special_texts = self._vocabulary.special_texts
@@ -59,6 +59,14 @@ class Tokenizer:
         thread for long texts. Raises InvalidField("prompt") on lone surrogates.
         """
         return self._split(self._splitter, text, "prompt", add_special_tokens=True)
+
+    def encode_continuation(self, text: str) -> list[int]:
+        """The same for text that is not the start of a prompt: nothing is added to it."""
+        return self._split(self._splitter, text, "prompt", add_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What to show a token as: its bytes, or the name of a special one."""
+        return self._vocabulary.shown_bytes_of(token_id)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of the tokens; special tokens have none."""
@@ -123,7 +131,7 @@ class Tokenizer:
     @functools.cached_property
     def _plain_splitter(self) -> Any:
         """A second tokenizer, for which special tokens' names are ordinary text."""
-        splitter = _load_splitter(self._file)
+        splitter = _load_splitter(self.file)
         splitter.encode_special_tokens = True
         return splitter
 

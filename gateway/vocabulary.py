@@ -56,6 +56,12 @@ class Vocabulary:
             found = self._known[token_id] = self._look_up(token_id)
         return found
 
+    def shown_bytes_of(self, token_id: int) -> bytes:
+        """The same, but the name of a special token."""
+        if token_id in self._special_ids:
+            return bytes(self._splitter.id_to_token(token_id).encode())
+        return self.bytes_of(token_id)
+
     def _look_up(self, token_id: int) -> bytes:
         name = self._splitter.id_to_token(token_id)
         if name is None or token_id in self._special_ids:

@@ -55,6 +55,8 @@ TABLE: dict[str, tuple[grpc.StatusCode, int, str]] = {
     "MODEL_NOT_FOUND": _MISSING,
     "REQUEST_NOT_FOUND": _MISSING,
     "REQUEST_EXISTS": _CONFLICT,
+    "SESSION_NOT_FOUND": _MISSING,
+    "SESSION_BUSY": _CONFLICT,
     "QUEUE_FULL": _EXHAUSTED,
     "UNAVAILABLE": _DOWN,
     # kvstore

@@ -64,6 +64,7 @@ async def serve(settings: config.GatewaySettings, report: StartupReport) -> None
         await server.set_serving(False)
         # New requests are refused from here on; running ones get the time to end.
         await engine.stop()
+        await frontend.close()
     finally:
         await asyncio.gather(rest.stop(grace=1.0), server.stop(grace=1.0))
 

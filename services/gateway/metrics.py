@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from gateway.sessions import Sessions
 from gateway.stats import EngineStats
 from kvstore.types import PoolStats
 from services.gateway.kv_metrics import KvCollector
@@ -56,6 +57,12 @@ class Metrics:
         self.generated_tokens = Counter(
             "quire_generated_tokens", "Tokens sent to clients.", registry=registry
         )
+        self.grammars = Counter(
+            "quire_grammars",
+            "Structures that answers were asked to have: accepted or refused.",
+            ("outcome",),
+            registry=registry,
+        )
         self.first_token = Histogram(
             "quire_time_to_first_token_seconds",
             "From the request to its first token.",
@@ -78,6 +85,10 @@ class Metrics:
     def add_engine(self, stats: Callable[[], EngineStats]) -> None:
         """Report an engine's statistics with every scrape."""
         self._registry.register(_EngineCollector(stats))
+
+    def add_sessions(self, sessions: Sessions) -> None:
+        """Report sessions with every scrape."""
+        self._registry.register(_SessionCollector(sessions))
 
     async def scrape(self) -> bytes:
         """All metrics in Prometheus' text format, the kvstore's as of now."""
@@ -116,3 +127,23 @@ class _EngineCollector(Collector):
             ("reconnects", "Times that workers were lost and found.", counters.num_reconnects),
         ):
             yield CounterMetricFamily(f"quire_{name}", text, total)
+
+
+class _SessionCollector(Collector):
+    """Sessions as they are, and what became of their pins."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+
+    def collect(self) -> Iterator[Metric]:
+        sessions = self._sessions
+        yield GaugeMetricFamily("quire_sessions", "Kept sessions.", len(sessions))
+        yield GaugeMetricFamily("quire_session_tokens", "Their tokens.", sessions.num_tokens)
+        pins = CounterMetricFamily(
+            "quire_session_pins",
+            "Pins asked for or renewed for sessions: taken or refused.",
+            labels=("outcome",),
+        )
+        pins.add_metric(["taken"], sessions.num_pins)
+        pins.add_metric(["refused"], sessions.num_refused_pins)
+        yield pins

@@ -35,16 +35,23 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         with _reported("Generate", request_id), codec.wire_names(request):
             codec.refuse_unknown_fields(request)
             model = frontend.model(name) if name else frontend.default_model()
+            session = codec.session(request)
             prompt_ids = await self._prompt_ids(request)
-            generation = codec.generation_request(request, request_id, prompt_ids)
-            async with aclosing(frontend.generate(generation)) as events:
+            grammar = await frontend.compile_grammar(codec.structure(request))
+            generation = codec.generation_request(request, request_id, prompt_ids, grammar)
+            async with aclosing(frontend.generate(generation, session)) as events:
                 async for event in events:
-                    yield codec.generate_response(event, model.model_id)
+                    for response in codec.generate_responses(
+                        event, model.model_id, frontend.token_bytes
+                    ):
+                        yield response
 
     async def _prompt_ids(self, request: pb.GenerateRequest) -> list[int]:
         kind = request.WhichOneof("prompt")
         if kind == "text":
             self._frontend.check_texts([request.text])
+            if request.session.source_id:
+                return await self._frontend.tokenize_continuation(request.text)
             [token_ids] = await self._frontend.tokenize([request.text])
             return token_ids
         if kind == "token_ids":

@@ -25,20 +25,11 @@ def _text(given: object) -> bool:
 _NULL = _one_of(None)
 
 COMMON: Mapping[str, Inert] = {
-    "n": _one_of(None, 1),
-    "presence_penalty": _one_of(None, 0, 0.0),
-    "frequency_penalty": _one_of(None, 0, 0.0),
-    "repetition_penalty": _one_of(None, 1, 1.0),
-    "logit_bias": _one_of(None, {}),
-    "response_format": _one_of(None, {"type": "text"}),
     "store": _one_of(None, False),
 }
 
 COMPLETION: Mapping[str, Inert] = {
     **COMMON,
-    "best_of": _one_of(None, 1),
-    "echo": _one_of(None, False),
-    "logprobs": _one_of(None, False),  # 0 asks for the chosen token's
     "suffix": _one_of(None, ""),
 }
 
@@ -46,8 +37,6 @@ COMPLETION: Mapping[str, Inert] = {
 # hints to the provider that never change an answer.
 CHAT: Mapping[str, Inert] = {
     **COMMON,
-    "logprobs": _one_of(None, False),
-    "top_logprobs": _one_of(None, 0),
     "tools": _one_of(None, []),
     "tool_choice": _one_of(None, "none", "auto"),
     "parallel_tool_calls": _one_of(None, True, False),

@@ -1,22 +1,30 @@
 """Bodies of generation requests, checked strictly: no guessing, no conversion.
 
-Field by field as in OpenAI's reference, plus top_k, min_p and ignore_eos.
+Field by field as in OpenAI's reference, and as in vLLM what that does not have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
-from pydantic_core import PydanticCustomError, from_json
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
 
 from gateway.errors import InvalidField
+from gateway.validation import (
+    MAX_BEAMS,
+    MAX_BIASES,
+    MAX_SEQUENCES,
+    MAX_STOP_TOKENS,
+    MAX_STOPS,
+    MAX_TOP_LOGPROBS,
+)
 from services.gateway.rest import options
+from services.gateway.rest.checked import checked
 from services.gateway.rest.options import Inert
 
 MAX_PROMPTS = 256
-MAX_STOPS = 16
 
 _STRING = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -33,12 +41,60 @@ def _listed(value: object) -> object:
     raise PydanticCustomError("stop", "Must be a string or a list of strings")
 
 
+def _none_if_false(value: object) -> object:
+    return None if value is False else value
+
+
+def _schema(value: object) -> object:
+    if value is None or isinstance(value, dict | str):
+        return value
+    raise PydanticCustomError("schema", "Must be a JSON schema, as an object or a string")
+
+
+def _early(value: object) -> object:
+    if value is None or isinstance(value, bool) or value == "never":
+        return value
+    raise PydanticCustomError("early_stopping", 'Must be true, false or "never"')
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class StreamOptions(_Strict):
     include_usage: bool | None = Field(None, description="end with a chunk that has the usage")
+
+
+class JsonSchemaFormat(_Strict):
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema", description="a JSON schema")
+    strict: bool | None = Field(None, description="the answer always follows the schema")
+
+
+class ResponseFormat(_Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema")
+
+
+class StructuredOutputs(_Strict):
+    """Exactly one of these."""
+
+    json_: Annotated[
+        Any,
+        BeforeValidator(_schema),
+        WithJsonSchema({"anyOf": [{"type": "object"}, _STRING]}),
+        Field(alias="json", description="a JSON schema"),
+    ] = None
+    json_object: bool | None = Field(None, description="true: any JSON object")
+    regex: str | None = Field(None, description="matches the whole answer")
+    choice: list[str] | None = Field(None, description="texts, one of which is the answer")
+    grammar: str | None = Field(None, description="GBNF, or Lark's dialect")
+
+
+class Session(_Strict):
+    id: str = Field(description="1 to 64 of A-Z a-z 0-9 _ -")
+    ttl: float | None = Field(None, description="seconds, 1 to 86400; default 600")
 
 
 class GenerationOptions(_Strict):
@@ -48,16 +104,51 @@ class GenerationOptions(_Strict):
 
     model: str = Field(max_length=256, description="an id from GET /v1/models")
     max_tokens: int | None = Field(None, ge=1, description="most tokens to generate")
+    min_tokens: int | None = Field(None, ge=0, description="tokens before an end; default 0")
+    n: int | None = Field(None, ge=1, le=MAX_SEQUENCES, description="choices; default 1")
     temperature: float | None = Field(None, ge=0, le=2, description="default 1; 0: greedy")
     top_p: float | None = Field(None, gt=0, le=1, description="default 1: no limit")
     top_k: int | None = Field(None, ge=-1, lt=2**31, description="default 0 or -1: no limit")
     min_p: float | None = Field(None, ge=0, le=1, description="default 0: no limit")
+    typical_p: float | None = Field(None, gt=0, le=1, description="default 1: no limit")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="default 0")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="default 0")
+    repetition_penalty: float | None = Field(None, gt=0, le=10, description="default 1: none")
+    logit_bias: dict[str, float] | None = Field(
+        None, max_length=MAX_BIASES, description="by token id, -100 to 100"
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="default: a random one")
     stop: Annotated[
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None,
         BeforeValidator(_listed),
         WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _STRING}]}),
     ] = None
+    stop_token_ids: list[int] | None = Field(
+        None, max_length=MAX_STOP_TOKENS, description="tokens that end the answer too"
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="the stop string that ended the answer is part of it"
+    )
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="score the prompt, with this many others"
+    )
+    num_beams: int | None = Field(
+        None, ge=1, le=MAX_BEAMS, description="search with beams instead of drawing; 1: do not"
+    )
+    length_penalty: float | None = Field(None, ge=-10, le=10, description="of beams; default 1")
+    early_stopping: Annotated[
+        Any,
+        BeforeValidator(_early),
+        WithJsonSchema({"enum": [True, False, "never"]}),
+        Field(description="of beams, as in transformers; default false"),
+    ] = None
+    response_format: ResponseFormat | None = Field(None, description="text, or a kind of JSON")
+    structured_outputs: StructuredOutputs | None = Field(None, description="what it must be")
+    session: Session | None = Field(None, description="keep the conversation's KV")
+    priority: int | None = Field(
+        None, ge=-100, le=100, description="the lowest goes first; default 0"
+    )
+    cache_salt: str | None = Field(None, description="KV is shared only with the same salt")
     stream: bool | None = Field(None, description="answer with server-sent events")
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = Field(None, description="go on past the end-of-sequence token")
@@ -67,6 +158,19 @@ class GenerationOptions(_Strict):
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def num_candidates(self) -> int | None:
+        """Continuations to choose from, if it is said how many."""
+        return None
+
+    @property
+    def has_beams(self) -> bool:
+        return (self.num_beams or 1) > 1
+
+    @property
+    def is_formatted(self) -> bool:
+        return self.response_format is not None and self.response_format.type != "text"
 
     @property
     def include_usage(self) -> bool:
@@ -91,6 +195,23 @@ class CompletionRequest(GenerationOptions):
             }
         ),
     ]
+
+    max_tokens: int | None = Field(
+        None, ge=0, description="most tokens to generate; default 16; 0 only with echo"
+    )
+    best_of: int | None = Field(
+        None, ge=1, le=MAX_SEQUENCES, description="generate so many, return the n likeliest"
+    )
+    echo: bool | None = Field(None, description="begin with the prompt")
+    logprobs: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None,
+        BeforeValidator(_none_if_false),
+        Field(description="score the tokens, with this many others"),
+    ] = None
+
+    @property
+    def num_candidates(self) -> int | None:
+        return self.best_of
 
     @property
     def token_limit(self) -> int | None:
@@ -151,6 +272,10 @@ class ChatRequest(GenerationOptions):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="as max_tokens")
+    logprobs: bool | None = Field(None, description="score the answer's tokens")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="with this many others each"
+    )
 
     @property
     def token_limit(self) -> int | None:
@@ -182,82 +307,4 @@ def _content(message: Message, path: str) -> str:
 def _part(part: object, path: str) -> str:
     if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
         raise options.unsupported(f"{path}.type", "only text parts are supported")
-    return _checked(TextPart, part, path + ".").text
-
-
-B = TypeVar("B", bound=GenerationOptions)
-M = TypeVar("M", bound=BaseModel)
-
-
-def parse(kind: type[B], body: bytes) -> B:
-    """A request of `kind` from the bytes of its body.
-
-    Raises:
-        InvalidField: not JSON, an unknown or unsupported field, or a wrong value.
-    """
-    try:
-        # NaN and Infinity pass here, so that the field that has one is named below.
-        fields = from_json(body, allow_inf_nan=True)
-    except ValueError as error:
-        raise InvalidField("body", f"the body is not valid JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidField("body", "the body must be a JSON object")
-    request = _checked(kind, _supported(fields, kind.inert))
-    _check_together(request)
-    return request
-
-
-def _supported(fields: dict[str, Any], table: Mapping[str, Inert]) -> dict[str, Any]:
-    fields = options.without_inert(fields, table)
-    stream_options, messages = fields.get("stream_options"), fields.get("messages")
-    if isinstance(stream_options, dict):
-        fields["stream_options"] = options.without_inert(
-            stream_options, options.STREAM, "stream_options."
-        )
-    if isinstance(messages, list):
-        fields["messages"] = [_message(item, f"messages[{i}]") for i, item in enumerate(messages)]
-    return fields
-
-
-def _message(item: object, path: str) -> object:
-    if not isinstance(item, dict):
-        return item
-    if item.get("role") in ("tool", "function"):
-        raise options.unsupported(f"{path}.role", "tools are not supported")
-    return options.without_inert(item, options.MESSAGE, path + ".")
-
-
-def _check_together(request: GenerationOptions) -> None:
-    if request.stream_options is not None and not request.stream:
-        raise InvalidField("stream_options", "stream_options: only allowed with stream: true")
-    if request.max_tokens not in (None, request.token_limit):
-        raise InvalidField("max_tokens", "max_tokens: contradicts max_completion_tokens")
-
-
-# Where the library's own words speak of Python.
-_TEXTS = {
-    "model_type": "must be an object",
-    "model_attributes_type": "must be an object",
-    "dict_type": "must be an object",
-    "list_type": "must be a list",
-    "too_long": "may have {max_length} entries at most",
-    "too_short": "must have {min_length} entries at least",
-    "string_too_short": "must not be empty",
-}
-
-
-def _checked(kind: type[M], value: object, path: str = "") -> M:
-    try:
-        return kind.model_validate(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-    field = path + "".join(_step(part) for part in first["loc"]).removeprefix(".")
-    field = field.removesuffix(".")
-    if first["type"] == "extra_forbidden":
-        raise InvalidField(field, f"{field}: unknown field", reason="UNKNOWN_FIELD")
-    text = _TEXTS.get(first["type"], first["msg"]).format(**first.get("ctx", {}))
-    raise InvalidField(field, f"{field}: {text[0].lower()}{text[1:]}")
-
-
-def _step(part: int | str) -> str:
-    return f"[{part}]" if isinstance(part, int) else f".{part}"
+    return checked(TextPart, part, path + ".").text

@@ -13,9 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from gateway.engine import Engine, EngineSettings
 from gateway.errors import GatewayError
 from gateway.fakes import FakeCompute, FakeKvStore, FakeStream, expected_tokens
-from gateway.ports import ModelInfo, PoolInfo, SamplingOptions
 from gateway.group import SequenceGroup, Stage
 from gateway.limits import Limits
+from gateway.ports import ModelInfo, PoolInfo, SamplingOptions
 from gateway.scheduler import Scheduler
 from gateway.tokenizer import Tokenizer
 from gateway.types import Delta, FinishReason, GenerationRequest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.copies import CopyQueue
+from gateway.limits import Limits
 from gateway.ports import (
     BlockCopy,
     Chunk,
@@ -15,8 +16,7 @@ from gateway.ports import (
     StepResult,
     UpdateResult,
 )
-from gateway.scheduler import Limits, Scheduler
-from gateway.sequence import Sequence
+from gateway.scheduler import Scheduler
 from gateway.types import GenerationRequest
 
 FIRST, SECOND, THIRD = BlockCopy(1, 9), BlockCopy(9, 2), BlockCopy(3, 4)
@@ -74,8 +74,8 @@ def scheduler():
 
 def start(scheduler, prompt, cached, copies, result=None) -> str:
     """Open a sequence by hand; its id."""
-    request = GenerationRequest(f"r{scheduler.num_waiting + scheduler.num_running}", prompt)
-    scheduler.add(Sequence(request, 100, list(prompt)))
+    request = GenerationRequest(f"r{scheduler.num_waiting + scheduler.num_running}", list(prompt))
+    scheduler.add(request, 100)
     [plan] = scheduler.plan_update().opens
     opened = OpenedSequence(plan.sequence_id, [0, 1, 2], cached, copies)
     scheduler.apply_update(result or UpdateResult([], [opened], [], [], 7))
@@ -98,7 +98,7 @@ def test_the_step_that_first_computes_a_sequence_runs_its_copies(scheduler):
 def test_only_steps_that_are_mostly_prefill_tell_what_it_costs(scheduler):
     sequence_id = start(scheduler, [1] * 90, 0, [])
     opened = OpenedSequence(sequence_id, list(range(23)), 0)
-    scheduler._running[sequence_id].grow(0, opened.block_ids, 4)
+    scheduler._by_id[sequence_id].grow(0, opened.block_ids, 4)
     step = scheduler.plan_step()
     scheduler.apply_result(StepResult(step.step_id, [SampledToken(sequence_id, 1)], 0.5, 0.1))
     update = scheduler.plan_update()

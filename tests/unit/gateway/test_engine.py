@@ -13,8 +13,8 @@ from gateway.errors import (
     WorkerUnavailable,
 )
 from gateway.fakes import expected_tokens
-from gateway.ports import SamplingOptions
 from gateway.limits import Limits
+from gateway.ports import SamplingOptions
 from gateway.types import Delta, Finished, FinishReason, GenerationRequest, Started
 
 

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from gateway.stop import StopFilter
 
 
-def run(stops, parts):
+def run(stops, parts, **options):
     """Text let through, part by part, then the flush; and whether it stopped."""
-    stop = StopFilter(stops)
+    stop = StopFilter(stops, **options)
     return [*(stop.push(part) for part in parts), stop.flush()], stop.is_stopped
 
 
@@ -43,19 +43,32 @@ def test_nothing_passes_after_a_stop():
     assert stop.flush() == ""
 
 
+def test_the_stop_string_can_be_part_of_the_text():
+    assert run(("END",), ["one E", "N", "D two"], echo=True) == (["one E", "N", "D", ""], True)
+
+
+def test_which_stop_string_was_met_is_known():
+    stop = StopFilter(("c", "bc", "x"))
+    stop.push("ab")
+    assert stop.matched is None
+    stop.push("c")
+    assert stop.matched == "bc"
+
+
 @given(
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.text("abc", max_size=4), max_size=10),
+    st.booleans(),
 )
-def test_the_result_does_not_depend_on_where_parts_end(stops, parts):
+def test_the_result_does_not_depend_on_where_parts_end(stops, parts, echo):
     text = "".join(parts)
     ends = [end for end in range(len(text) + 1) if text[:end].endswith(tuple(stops))]
-    shown, is_stopped = run(stops, parts)
+    shown, is_stopped = run(stops, parts, echo=echo)
     assert is_stopped == bool(ends)
     if ends:
         end = ends[0]
         longest = max(len(stop) for stop in stops if text[:end].endswith(stop))
-        assert "".join(shown) == text[: end - longest]
+        assert "".join(shown) == text[: end if echo else end - longest]
     else:
         assert "".join(shown) == text
 

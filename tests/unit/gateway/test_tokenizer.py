@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from gateway.errors import InvalidField, ModelFilesInvalid
 from gateway.tokenizer import Tokenizer
@@ -40,6 +40,23 @@ def test_special_tokens_in_a_plain_prompt_are_parsed(byte_tokenizer):
 
 def test_special_tokens_have_no_text(byte_tokenizer):
     assert byte_tokenizer.decode([97, IM_END, 98]) == "ab"
+
+
+def test_special_tokens_are_shown_by_name(byte_tokenizer):
+    assert byte_tokenizer.token_bytes(IM_END) == b"<|im_end|>"
+    assert byte_tokenizer.token_bytes(0xC3) == b"\xc3"
+    assert byte_tokenizer.token_bytes(5000) == b""
+
+
+def test_a_continuation_gets_no_token_of_the_start(byte_model, tmp_path):
+    splitter = tokenizers.Tokenizer.from_file(str(byte_model / "tokenizer.json"))
+    splitter.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", IM_START)]
+    )
+    splitter.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.encode("ab") == [IM_START, 97, 98]
+    assert tokenizer.encode_continuation("ab<|im_end|>") == [97, 98, IM_END]
 
 
 def test_unused_ids_have_no_text(byte_tokenizer):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.sessions import Sessions
 from gateway.stats import Counters, EngineStats
 from kvstore.types import PoolStats, TenantUsage
 from services.gateway.metrics import Metrics
@@ -34,6 +35,8 @@ async def exported() -> dict[str, Entry]:
 
     metrics = Metrics(kv_stats)
     metrics.add_engine(lambda: EngineStats(True, 0, 0, 0, 0, Counters()))
+    metrics.add_sessions(Sessions(None))
+    metrics.grammars.labels("accepted")
     metrics.http_requests.labels("GET", "/metrics", "200")
     metrics.generations.labels("stop")
     text = (await metrics.scrape()).decode()

@@ -35,7 +35,13 @@ async def test_completion_has_text_reason_and_usage(client):
     assert answer["model"] == "fake/model"
     assert isinstance(answer["created"], int)
     assert answer["choices"] == [
-        {"index": 0, "text": "HEL", "logprobs": None, "finish_reason": "length"}
+        {
+            "index": 0,
+            "text": "HEL",
+            "logprobs": None,
+            "finish_reason": "length",
+            "stop_reason": None,
+        }
     ]
     assert answer["usage"] == {
         "prompt_tokens": 5,
@@ -204,7 +210,9 @@ INERT = [
     {"logprobs": False},
     {"logprobs": None, "top_logprobs": 0},
     {"presence_penalty": 0, "frequency_penalty": 0.0},
-    {"logit_bias": {}},
+    {"logit_bias": {}, "repetition_penalty": 1},
+    {"n": None, "num_beams": 1, "length_penalty": 1, "early_stopping": False},
+    {"structured_outputs": None, "session": None, "cache_salt": None, "prompt_logprobs": None},
     {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
     {"response_format": {"type": "text"}},
     {"store": False},

@@ -12,11 +12,16 @@ import pytest
 
 from gateway.errors import QueueFull, WorkerUnavailable
 from services.gateway.rest import connection
+from tests.unit.services.gateway.refused_bodies import (
+    CHAT_CASES,
+    COMPLETION_CASES,
+    INVALID,
+    UNKNOWN,
+)
 
 COMPLETION = {"model": "fake/model", "prompt": "hello", "max_tokens": 3}
 CHAT = {"model": "fake/model", "messages": [{"role": "user", "content": "hi"}]}
 JSON = {"content-type": "application/json"}
-UNSUPPORTED, UNKNOWN, INVALID = "unsupported_option", "unknown_field", "invalid_field"
 
 
 @pytest.fixture
@@ -37,127 +42,10 @@ async def refused(client):
     return post
 
 
-COMPLETION_CASES = [
-    ({"prompt": ""}, "prompt", INVALID),
-    ({"prompt": []}, "prompt", INVALID),
-    ({"prompt": None}, "prompt", INVALID),
-    ({"prompt": 5}, "prompt", INVALID),
-    ({"prompt": {"a": 1}}, "prompt", INVALID),
-    ({"prompt": ["a", ""]}, "prompt[1]", INVALID),
-    ({"prompt": [[1], []]}, "prompt[1]", INVALID),
-    ({"prompt": [1, True]}, "prompt[0]", INVALID),
-    ({"prompt": [1, 2.5]}, "prompt[0]", INVALID),
-    ({"prompt": [[1, "a"]]}, "prompt[0]", INVALID),
-    ({"prompt": ["a"] * 257}, "prompt", INVALID),
-    ({"prompt": [999999]}, "prompt", INVALID),
-    ({"prompt": [-1]}, "prompt", INVALID),
-    ({"prompt": "x" * 600}, "prompt", "context_length_exceeded"),
-    ({"max_tokens": 10**30}, "max_tokens", "context_length_exceeded"),
-    ({"max_tokens": -1}, "max_tokens", INVALID),
-    ({"max_tokens": 0}, "max_tokens", INVALID),
-    ({"max_tokens": "5"}, "max_tokens", INVALID),
-    ({"max_tokens": 5.0}, "max_tokens", INVALID),
-    ({"max_tokens": True}, "max_tokens", INVALID),
-    ({"max_tokens": [5]}, "max_tokens", INVALID),
-    ({"max_completion_tokens": 5}, "max_completion_tokens", UNKNOWN),
-    ({"temperature": -0.1}, "temperature", INVALID),
-    ({"temperature": 2.1}, "temperature", INVALID),
-    ({"temperature": "1"}, "temperature", INVALID),
-    ({"temperature": True}, "temperature", INVALID),
-    ({"top_p": 0}, "top_p", INVALID),
-    ({"top_p": 1.5}, "top_p", INVALID),
-    ({"top_k": -2}, "top_k", INVALID),
-    ({"top_k": 2**31}, "top_k", INVALID),
-    ({"min_p": 2}, "min_p", INVALID),
-    ({"seed": 1.5}, "seed", INVALID),
-    ({"seed": 2**64}, "seed", INVALID),
-    ({"stop": ""}, "stop[0]", INVALID),
-    ({"stop": ["a", None]}, "stop[1]", INVALID),
-    ({"stop": 5}, "stop", INVALID),
-    ({"stop": {"a": 1}}, "stop", INVALID),
-    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
-    ({"store": True}, "store", UNSUPPORTED),
-    ({"stop": ["a"] * 17}, "stop", INVALID),
-    ({"stream": "true"}, "stream", INVALID),
-    ({"stream": 1}, "stream", INVALID),
-    ({"stream_options": {"include_usage": True}}, "stream_options", INVALID),
-    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", UNKNOWN),
-    ({"stream": True, "stream_options": 1}, "stream_options", INVALID),
-    (
-        {"stream": True, "stream_options": {"include_obfuscation": True}},
-        "stream_options.include_obfuscation",
-        UNSUPPORTED,
-    ),
-    ({"ignore_eos": 1}, "ignore_eos", INVALID),
-    ({"user": 1}, "user", INVALID),
-    ({"metadata": {"a": 1}}, "metadata.a", INVALID),
-    ({"model": None}, "model", INVALID),
-    ({"model": 1}, "model", INVALID),
-    ({"n": 2}, "n", UNSUPPORTED),
-    ({"n": True}, "n", UNSUPPORTED),
-    ({"best_of": 3}, "best_of", UNSUPPORTED),
-    ({"echo": True}, "echo", UNSUPPORTED),
-    ({"logprobs": 0}, "logprobs", UNSUPPORTED),
-    ({"logit_bias": {"5": 1}}, "logit_bias", UNSUPPORTED),
-    ({"presence_penalty": 0.1}, "presence_penalty", UNSUPPORTED),
-    ({"suffix": "x"}, "suffix", UNSUPPORTED),
-    ({"temprature": 0}, "temprature", UNKNOWN),
-    ({"messages": []}, "messages", UNKNOWN),
-]
-
-
 @pytest.mark.parametrize(("extra", "param", "code"), COMPLETION_CASES, ids=lambda v: str(v)[:40])
 async def test_bad_completion_names_its_field(refused, engine, extra, param, code):
     assert await refused("/v1/completions", COMPLETION | extra) == (400, param, code)
     assert not engine.running
-
-
-CHAT_CASES = [
-    ({"messages": []}, "messages", INVALID),
-    ({"messages": "hi"}, "messages", INVALID),
-    ({"messages": ["hi"]}, "messages[0]", INVALID),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", INVALID),
-    ({"messages": [{"content": "hi"}]}, "messages[0].role", INVALID),
-    ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role", INVALID),
-    ({"messages": [{"role": "tool", "content": "hi"}]}, "messages[0].role", UNSUPPORTED),
-    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", INVALID),
-    ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", INVALID),
-    ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", INVALID),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
-        UNSUPPORTED,
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-        "messages[0].content[0].text",
-        INVALID,
-    ),
-    (
-        {"messages": [{"role": "user", "content": ["hi"]}]},
-        "messages[0].content[0]",
-        INVALID,
-    ),
-    (
-        {"messages": [{"role": "user", "content": "a", "name": "b"}]},
-        "messages[0].name",
-        UNSUPPORTED,
-    ),
-    ({"messages": [{"role": "user", "content": "a", "x": 1}]}, "messages[0].x", UNKNOWN),
-    ({"messages": [{"role": "user", "content": "a" * 600}]}, "messages", "context_length_exceeded"),
-    ({"max_completion_tokens": 9999}, "max_completion_tokens", "context_length_exceeded"),
-    ({"max_completion_tokens": -5}, "max_completion_tokens", INVALID),
-    ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens", INVALID),
-    ({"logprobs": True}, "logprobs", UNSUPPORTED),
-    ({"top_logprobs": 5}, "top_logprobs", UNSUPPORTED),
-    ({"tools": [{"type": "function"}]}, "tools", UNSUPPORTED),
-    ({"tool_choice": "required"}, "tool_choice", UNSUPPORTED),
-    ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
-    ({"store": True}, "store", UNSUPPORTED),
-    ({"reasoning_effort": "high"}, "reasoning_effort", UNSUPPORTED),
-    ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
-    ({"best_of": 1}, "best_of", UNKNOWN),
-]
 
 
 @pytest.mark.parametrize(("extra", "param", "code"), CHAT_CASES, ids=lambda v: str(v)[:60])

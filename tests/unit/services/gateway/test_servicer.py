@@ -9,47 +9,19 @@ import grpc
 import pytest
 from quire.common.v1 import common_pb2
 from quire.gateway.v1 import gateway_pb2 as pb
-from quire.gateway.v1 import gateway_pb2_grpc as pb_grpc
 
 from gateway.errors import QueueFull
-from services.common.errors import error_details
-from services.common.server import GrpcServer
-from services.gateway.servicer import SERVICE, GenerationServicer
+from tests.unit.services.gateway.grpc_calls import chat, events_of, refusal_of
 
-
-@pytest.fixture
-async def channel(frontend, tmp_path):
-    address = f"unix:{tmp_path}/gateway.sock"
-    server = GrpcServer(
-        address,
-        [SERVICE],
-        lambda it: pb_grpc.add_GenerationServiceServicer_to_server(
-            GenerationServicer(frontend), it
-        ),
-    )
-    await server.start()
-    async with grpc.aio.insecure_channel(address) as channel:
-        yield channel
-    await server.stop(grace=0)
-
-
-@pytest.fixture
-def stub(channel):
-    return pb_grpc.GenerationServiceStub(channel)
-
-
-def chat(*messages):
-    return pb.ChatMessages(messages=[pb.ChatMessage(role=r, content=c) for r, c in messages])
-
-
-async def events_of(call):
-    return [event async for event in call]
-
-
-async def refusal_of(call):
-    with pytest.raises(grpc.RpcError) as raised:
-        await (events_of(call) if hasattr(call, "__aiter__") else call)
-    return error_details(raised.value)
+sampling = common_pb2.SamplingOptions
+DRAWN = sampling(temperature=1)
+BIASES = sampling(logit_bias=[common_pb2.LogitBias(token_id=5)] * 2)
+TWO_BEAMS = pb.BeamOptions(beam_count=2)
+OBJECT = pb.Structure(json_object=True)
+EMPTY_CHOICE = pb.Structure(choice=pb.Choices(texts=["a", ""]))
+GOING_ON = pb.Session(id="s", source_id="s")
+LENGTH_PENALTY, EARLY_STOPPING = "beams.length_penalty", "beams.early_stopping"
+SOURCE_TOKENS = "session.source_token_count"
 
 
 @pytest.mark.parametrize(
@@ -130,9 +102,42 @@ async def test_options_reach_the_engine(stub, engine):
             "sampling.temperature",
         ),
         ({"text": "a", "sampling": common_pb2.SamplingOptions(top_p=-1)}, "sampling.top_p"),
-        ({"text": "a", "stop": [""]}, "stop"),
+        ({"text": "a", "stop": [""]}, "stop[0]"),
+        ({"text": "a", "continuation_count": -1}, "continuation_count"),
+        ({"text": "a", "continuation_count": 2}, "continuation_count"),
+        ({"text": "a", "continuation_count": 65, "sampling": DRAWN}, "continuation_count"),
+        ({"text": "a", "best_of_count": -1}, "best_of_count"),
+        ({"text": "a", "continuation_count": 3, "best_of_count": 2}, "best_of_count"),
+        ({"text": "a", "beams": pb.BeamOptions(beam_count=1)}, "beams.beam_count"),
+        ({"text": "a", "beams": pb.BeamOptions(beam_count=2, length_penalty=11)}, LENGTH_PENALTY),
+        ({"text": "a", "beams": pb.BeamOptions(beam_count=2, early_stopping=9)}, EARLY_STOPPING),
+        ({"text": "a", "beams": TWO_BEAMS, "sampling": DRAWN}, "sampling.temperature"),
+        ({"text": "a", "beams": TWO_BEAMS, "stop": ["x"]}, "stop"),
+        ({"text": "a", "beams": TWO_BEAMS, "best_of_count": 2}, "best_of_count"),
+        ({"text": "a", "beams": TWO_BEAMS, "structure": OBJECT}, "structure.json_object"),
+        ({"text": "a", "priority": 101}, "priority"),
+        ({"text": "a", "cache_salt": "s" * 129}, "cache_salt"),
+        ({"text": "a", "sampling": sampling(typical_p=2)}, "sampling.typical_p"),
+        ({"text": "a", "sampling": sampling(repetition_penalty=-1)}, "sampling.repetition_penalty"),
+        ({"text": "a", "sampling": sampling(frequency_penalty=3)}, "sampling.frequency_penalty"),
+        ({"text": "a", "sampling": sampling(presence_penalty=-3)}, "sampling.presence_penalty"),
+        ({"text": "a", "sampling": sampling(min_token_count=-1)}, "sampling.min_token_count"),
+        ({"text": "a", "sampling": sampling(stop_token_ids=[256])}, "sampling.stop_token_ids[0]"),
+        ({"text": "a", "sampling": sampling(top_logprob_count=1)}, "sampling.top_logprob_count"),
+        ({"text": "a", "sampling": BIASES}, "sampling.logit_bias[1].token_id"),
+        ({"text": "a", "structure": pb.Structure()}, "structure"),
+        ({"text": "a", "structure": pb.Structure(json_object=False)}, "structure.json_object"),
+        ({"text": "a", "structure": pb.Structure(regex="bad")}, "structure.regex"),
+        ({"text": "a", "structure": pb.Structure(grammar="bad")}, "structure.grammar"),
+        ({"text": "a", "structure": pb.Structure(choice=pb.Choices())}, "structure.choice.texts"),
+        ({"text": "a", "structure": EMPTY_CHOICE}, "structure.choice.texts[1]"),
+        ({"text": "a", "structure": OBJECT, "ignore_eos": True}, "ignore_eos"),
+        ({"text": "a", "session": pb.Session()}, "session.id"),
+        ({"text": "a", "session": pb.Session(id="s", ttl={"nanos": 5})}, "session.ttl"),
+        ({"text": "a", "session": pb.Session(id="s", source_token_count=1)}, SOURCE_TOKENS),
+        ({"chat": chat(("user", "a")), "session": GOING_ON}, "session.source_id"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 async def test_bad_field_is_named_and_nothing_runs(stub, engine, fields, field):
     status = await refusal_of(stub.Generate(pb.GenerateRequest(**fields)))
