@@ -79,9 +79,9 @@ async def test_log_probabilities_come_if_asked_for(new_bench):
     bench = new_bench()
     await bench.start()
     events = await bench.events("x", max_tokens=3, sampling=SamplingOptions(return_logprob=True))
-    assert [p for e in events if isinstance(e, Delta) for p in e.logprobs] == [-0.5] * 3
+    assert [p.logprob for e in events if isinstance(e, Delta) for p in e.logprobs] == [-0.5] * 3
     events = await bench.events("x", max_tokens=3)
-    assert [p for e in events if isinstance(e, Delta) for p in e.logprobs] == []
+    assert [p.logprob for e in events if isinstance(e, Delta) for p in e.logprobs] == []
 
 
 async def test_without_max_tokens_the_models_length_is_the_limit(new_bench):
