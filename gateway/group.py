@@ -127,7 +127,7 @@ class SequenceGroup:
         """Beams go on together: each has slots for all of its tokens."""
         if self.beams is None:
             return True
-        return all(s.num_slots >= len(s.token_ids) for s in self.sequences)
+        return all(s.block_ids and s.length >= len(s.token_ids) for s in self.sequences)
 
     @property
     def num_lost_tokens(self) -> int:

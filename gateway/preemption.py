@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from gateway.group import SequenceGroup
 
 # Answers of the kvstore that promised blocks are waited for.
-_PATIENCE = 8
+_PATIENCE = 4
 
 
 @dataclass(slots=True)
 class Preemption:
-    """What the last victim gave, as far as it has not been used."""
+    """What victims and others that left gave, as far as it has not been used."""
 
     num_promised: int = 0  # blocks
     patience: int = 0  # answers
 
     def promise(self, num_blocks: int) -> None:
-        """A suspension frees so many blocks, now or soon."""
+        """A suspension or an end frees so many blocks, now or soon."""
         self.num_promised += num_blocks
         self.patience = _PATIENCE
 

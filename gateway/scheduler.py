@@ -295,7 +295,9 @@ class Scheduler:
                 length = sequence.length_needed(speculator.num_ahead(sequence))
                 if length > sequence.length:
                     extends.append(ExtendPlan(sequence.id, length))
-                    needs_blocks = needs_blocks or length > sequence.num_slots
+                    # Beams are forked: the kvstore must know of each of their tokens.
+                    is_needed = length > sequence.num_slots or group.beams is not None
+                    needs_blocks = needs_blocks or is_needed
                 elif sequence.length - length >= block_size:
                     # Blocks for guesses that were wrong and are not made any more.
                     truncates.append(TruncatePlan(sequence.id, length))
@@ -505,6 +507,7 @@ class Scheduler:
             self._commits.append(commit)
         self._forks = [fork for fork in self._forks if fork.child is not sequence]
         self._closes.append(sequence.id)
+        self._preemption.promise(len(sequence.block_ids))
         self._forget_on_compute(sequence)
         del self._by_id[sequence.id]
         self.speculator.forget(sequence)

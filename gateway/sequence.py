@@ -68,8 +68,14 @@ class Sequence:
 
     @property
     def lacks_slots(self) -> bool:
-        """It was refused the room that its known tokens need."""
-        return bool(self.refusal) and self.num_slots < len(self.token_ids)
+        """It was refused the room that its known tokens need.
+
+        A beam is always told what it may write, since any block of it may be shared.
+        """
+        if not self.refusal:
+            return False
+        room = self.num_slots if self.group.beams is None else self.length
+        return room < len(self.token_ids)
 
     def forget(self) -> None:
         """Give up the opening, keep the tokens."""

@@ -161,7 +161,8 @@ class Speculator:
     def _cost(self) -> float:
         """Time of a step with guesses over that of one without, for a sequence."""
         plain, guessed = self._times.get(self._batch, (_Seconds(), _Seconds()))
-        if min(plain.num_steps, guessed.num_steps) < _LEAST_MEASURED:
+        is_known = min(plain.num_steps, guessed.num_steps) >= _LEAST_MEASURED
+        if not (is_known and plain.seconds):
             return 1.1  # something must be gained
         return max(1.02, guessed.seconds / plain.seconds)
 

@@ -36,7 +36,7 @@ class StepBuilder:
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for group in groups:
-            if not group.can_step:
+            if group.beams is not None and not group.can_step:
                 continue
             for sequence in group.sequences:
                 num_tokens = len(sequence.token_ids)
