@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from google.protobuf import duration_pb2
 from quire.common.v1 import common_pb2
@@ -61,15 +62,39 @@ def pool_handle(message: kvstore_pb2.PoolHandle) -> types.PoolHandle:
 # --- requests ---------------------------------------------------------------
 
 
-def _sampling(message: common_pb2.SamplingOptions) -> types.SamplingOptions:
+def _sampling(message: pb.SequenceState) -> types.SamplingOptions:
+    """0, which is what an absent field reads as, is no limit or no penalty."""
+    sampling = message.sampling
     return types.SamplingOptions(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        top_p=message.top_p or 1.0,  # 0, which is what an absent field reads as, is no limit
-        min_p=message.min_p,
-        seed=message.seed,
-        sequence_index=message.sequence_index,
-        return_logprob=message.return_logprob,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p or 1.0,
+        min_p=sampling.min_p,
+        typical_p=sampling.typical_p or 1.0,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=tuple((bias.token_id, bias.bias) for bias in sampling.logit_bias),
+        min_tokens=sampling.min_token_count,
+        stop_token_ids=tuple(sampling.stop_token_ids),
+        grammar=message.grammar,
+        seed=sampling.seed,
+        sequence_index=sampling.sequence_index,
+        return_logprob=sampling.return_logprob,
+        return_prompt_logprobs=sampling.return_prompt_logprobs,
+        num_top_logprobs=sampling.top_logprob_count,
+        num_candidates=message.candidate_count,
+    )
+
+
+def _chunk(message: pb.Chunk) -> types.Chunk:
+    return types.Chunk(
+        message.sequence_id,
+        message.start,
+        message.token_count,
+        message.sample,
+        tuple(message.token_ids),
+        message.draft_count,
     )
 
 
@@ -82,7 +107,8 @@ def step(message: pb.RunStepsRequest) -> types.Step:
                 sequence_id=state.sequence_id,
                 token_ids=list(state.token_ids),
                 block_ids=list(state.block_ids),
-                sampling=_sampling(state.sampling),
+                sampling=_sampling(state),
+                num_prompt_tokens=state.prompt_token_count,
             )
             for state in message.sequences
         ],
@@ -91,9 +117,7 @@ def step(message: pb.RunStepsRequest) -> types.Step:
             for e in message.extensions
         ],
         copies=[types.BlockCopy(c.source_block_id, c.target_block_id) for c in message.copies],
-        chunks=[
-            types.Chunk(c.sequence_id, c.start, c.token_count, c.sample) for c in message.chunks
-        ],
+        chunks=[_chunk(chunk) for chunk in message.chunks],
     )
 
 
@@ -108,6 +132,7 @@ def model(info: types.ModelInfo, handle: types.PoolHandle) -> pb.GetModelRespons
         max_sequence_length=info.max_sequence_length,
         layout=layout_message(handle.layout),
         pool_generation=handle.generation,
+        has_draft_model=info.has_draft_model,
     )
 
 
@@ -118,14 +143,45 @@ def step_result(result: types.StepResult) -> pb.RunStepsResponse:
     copy_elapsed.FromNanoseconds(int(result.copy_elapsed * 1e9))
     return pb.RunStepsResponse(
         step_id=result.step_id,
-        tokens=[
-            pb.SampledToken(
-                sequence_id=token.sequence_id, token_id=token.token_id, logprob=token.logprob
-            )
-            for token in result.tokens
-        ],
+        tokens=[_sampled_token(token) for token in result.tokens],
         elapsed=elapsed,
         copy_elapsed=copy_elapsed,
+        candidates=[
+            pb.Candidates(sequence_id=c.sequence_id, tokens=_token_logprobs(c.tokens))
+            for c in result.candidates
+        ],
+        prompt_logprobs=[
+            pb.PromptLogprobs(
+                sequence_id=p.sequence_id,
+                start=p.start,
+                tokens=[_prompt_token(token) for token in p.tokens],
+            )
+            for p in result.prompt_logprobs
+        ],
+        failures=[
+            pb.SequenceFailure(sequence_id=f.sequence_id, reason=f.reason, message=f.message)
+            for f in result.failures
+        ],
+    )
+
+
+def _token_logprobs(tokens: Iterable[types.TokenLogprob]) -> list[pb.TokenLogprob]:
+    return [pb.TokenLogprob(token_id=t.token_id, logprob=t.logprob) for t in tokens]
+
+
+def _sampled_token(token: types.SampledToken) -> pb.SampledToken:
+    return pb.SampledToken(
+        sequence_id=token.sequence_id,
+        token_id=token.token_id,
+        logprob=token.logprob,
+        top=_token_logprobs(token.top),
+    )
+
+
+def _prompt_token(token: types.SampledToken) -> pb.PromptToken:
+    return pb.PromptToken(
+        token=pb.TokenLogprob(token_id=token.token_id, logprob=token.logprob),
+        top=_token_logprobs(token.top),
     )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
-from quire.common.v1 import common_pb2
 from quire.compute.v1 import compute_pb2 as pb
 from quire.compute.v1 import compute_pb2_grpc
 
@@ -19,6 +17,7 @@ from gateway.errors import StepRefused, WorkerUnavailable
 from services.common.server import CHANNEL_OPTIONS
 from services.compute.servicer import ACCEPTED
 from services.compute.step_thread import StepSession, StepThread
+from services.gateway import compute_codec
 from services.gateway.unavailable import unavailable
 
 # Describing a model or accepting a driver may have to wait for a step to end.
@@ -27,11 +26,6 @@ _CALL_SECONDS = 30.0
 # How long closing waits for the other side's goodbye, which makes the next `open_stream`
 # find the driver's seat empty.
 _GOODBYE_SECONDS = 2.0
-
-# Token and block ids of sequences in one message: at most 5 bytes each, 4 MiB in all.
-_MAX_STATE_NUMBERS = 400_000
-
-_LEAST_TOP_P = 1e-30
 
 _CLOSED = "compute: the stream is closed"
 
@@ -49,17 +43,7 @@ class GrpcCompute:
             response = await self._stub.GetModel(pb.GetModelRequest(), timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
             raise _unavailable(error) from None
-        return ports.ModelInfo(
-            model_id=response.model_id,
-            fingerprint=response.fingerprint,
-            vocab_size=response.vocabulary_size,
-            max_sequence_length=response.max_sequence_length,
-            pool=ports.PoolInfo(
-                block_size=response.layout.block_size,
-                num_blocks=response.layout.block_count,
-                generation=response.pool_generation,
-            ),
-        )
+        return compute_codec.model(response)
 
     async def open_stream(self) -> GrpcStepStream:
         call = self._stub.RunSteps()
@@ -93,12 +77,12 @@ class GrpcStepStream:
     async def submit(self, step: ports.Step) -> None:
         if not self._is_open:
             raise WorkerUnavailable(_CLOSED)
-        parts = _parts(step)
+        parts = compute_codec.parts(step)
         if len(parts) > 1:
             self._num_early[step.step_id] = len(parts) - 1
         try:
             for part in parts:
-                await self._call.write(_step_message(part))
+                await self._call.write(compute_codec.message(part))
         except grpc.RpcError as error:
             raise _unavailable(error) from None
         except asyncio.InvalidStateError:  # the other side has ended the call
@@ -113,19 +97,7 @@ class GrpcStepStream:
                 refusal = response.refusal
         if refusal is not None:
             raise _refused(response.step_id, refusal.reason, refusal.message)
-        return ports.StepResult(
-            step_id=response.step_id,
-            tokens=[
-                ports.SampledToken(
-                    token.sequence_id,
-                    token.token_id,
-                    token.logprob if token.HasField("logprob") else None,
-                )
-                for token in response.tokens
-            ],
-            elapsed=response.elapsed.ToNanoseconds() / 1e9,
-            copy_elapsed=response.copy_elapsed.ToNanoseconds() / 1e9,
-        )
+        return compute_codec.result(response)
 
     async def close(self) -> None:
         if not self._is_open:
@@ -171,17 +143,7 @@ class LocalCompute:
             info, handle = await self._thread.model()
         except ComputeError as error:
             raise WorkerUnavailable(f"compute: {error}") from None
-        return ports.ModelInfo(
-            model_id=info.model_id,
-            fingerprint=info.fingerprint,
-            vocab_size=info.vocab_size,
-            max_sequence_length=info.max_sequence_length,
-            pool=ports.PoolInfo(
-                block_size=handle.layout.block_size,
-                num_blocks=handle.layout.num_blocks,
-                generation=handle.generation,
-            ),
-        )
+        return compute_codec.local_model(info, handle)
 
     async def open_stream(self) -> LocalStepStream:
         try:
@@ -206,7 +168,9 @@ class LocalStepStream:
     async def submit(self, step: ports.Step) -> None:
         if not self._is_open:
             raise WorkerUnavailable(_CLOSED)
-        self._results.put_nowait((step.step_id, self._session.submit(_step(step))))
+        self._results.put_nowait(
+            (step.step_id, self._session.submit(compute_codec.local_step(step)))
+        )
 
     async def result(self) -> ports.StepResult:
         entry = await self._results.get() if self._is_open else None
@@ -223,12 +187,7 @@ class LocalStepStream:
             if self._is_open:
                 raise  # we are cancelled, not the step
             raise WorkerUnavailable(_CLOSED) from None
-        return ports.StepResult(
-            result.step_id,
-            [ports.SampledToken(t.sequence_id, t.token_id, t.logprob) for t in result.tokens],
-            result.elapsed,
-            result.copy_elapsed,
-        )
+        return compute_codec.local_result(result)
 
     async def close(self) -> None:
         if self._is_open:
@@ -243,92 +202,3 @@ def _unavailable(error: grpc.RpcError) -> WorkerUnavailable:
 
 def _refused(step_id: int, reason: str, message: str) -> StepRefused:
     return StepRefused(f"step {step_id}: {message}", compute_reason=reason)
-
-
-def _parts(step: ports.Step) -> list[ports.Step]:
-    """The step in messages that fit: states of sequences first, the last one computes."""
-    parts: list[ports.Step] = []
-    batch: list[ports.SequenceState] = []
-    size, closed = 0, step.closed
-    for state in step.sequences:
-        numbers = len(state.token_ids) + len(state.block_ids)
-        if batch and size + numbers > _MAX_STATE_NUMBERS:
-            parts.append(ports.Step(step.step_id, closed=closed, sequences=batch))
-            batch, size, closed = [], 0, ()
-        batch.append(state)
-        size += numbers
-    last = dataclasses.replace(step, closed=closed, sequences=batch)
-    return [*parts, last]
-
-
-def _step_message(step: ports.Step) -> pb.RunStepsRequest:
-    return pb.RunStepsRequest(
-        step_id=step.step_id,
-        closed_sequence_ids=step.closed,
-        sequences=[
-            pb.SequenceState(
-                sequence_id=state.sequence_id,
-                token_ids=state.token_ids,
-                block_ids=state.block_ids,
-                sampling=_sampling_message(state.sampling),
-                request_id=state.request_id,
-            )
-            for state in step.sequences
-        ],
-        extensions=[
-            pb.TableExtension(
-                sequence_id=e.sequence_id, first_index=e.first_index, block_ids=e.block_ids
-            )
-            for e in step.extensions
-        ],
-        copies=[
-            pb.BlockCopy(source_block_id=c.source, target_block_id=c.target) for c in step.copies
-        ],
-        chunks=[
-            pb.Chunk(
-                sequence_id=c.sequence_id, start=c.start, token_count=c.num_tokens, sample=c.sample
-            )
-            for c in step.chunks
-        ],
-    )
-
-
-def _sampling_message(options: ports.SamplingOptions) -> common_pb2.SamplingOptions:
-    return common_pb2.SamplingOptions(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        # A share that a float32 cannot hold would arrive as 0, which means no limit.
-        top_p=max(options.top_p, _LEAST_TOP_P),
-        min_p=options.min_p,
-        seed=options.seed,
-        sequence_index=options.sequence_index,
-        return_logprob=options.return_logprob,
-    )
-
-
-def _step(step: ports.Step) -> ct.Step:
-    return ct.Step(
-        step_id=step.step_id,
-        closed=step.closed,
-        sequences=[
-            ct.SequenceState(s.sequence_id, s.token_ids, s.block_ids, _sampling(s.sampling))
-            for s in step.sequences
-        ],
-        extensions=[
-            ct.TableExtension(e.sequence_id, e.first_index, e.block_ids) for e in step.extensions
-        ],
-        copies=[ct.BlockCopy(c.source, c.target) for c in step.copies],
-        chunks=[ct.Chunk(c.sequence_id, c.start, c.num_tokens, c.sample) for c in step.chunks],
-    )
-
-
-def _sampling(options: ports.SamplingOptions) -> ct.SamplingOptions:
-    return ct.SamplingOptions(
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        min_p=options.min_p,
-        seed=options.seed,
-        sequence_index=options.sequence_index,
-        return_logprob=options.return_logprob,
-    )

@@ -7,10 +7,11 @@ import dataclasses
 
 import pytest
 
+from compute import types as ct
 from compute.errors import InvalidStep, LayoutMismatch, LogitsNotFinite, PoolUnavailable
 from gateway import ports
 from gateway.errors import StepRefused, WorkerUnavailable
-from gateway.ports import Chunk, SamplingOptions, SequenceState, Step, TableExtension
+from gateway.ports import BlockCopy, Chunk, SamplingOptions, SequenceState, Step, TableExtension
 from services.gateway.compute_clients import GrpcCompute
 
 
@@ -50,13 +51,35 @@ async def test_a_step_travels_whole(compute, monkeypatch):
     run = compute.runner.run
     monkeypatch.setattr(compute.runner, "run", lambda step: seen.append(step) or run(step))
     stream = await compute.client.open_stream()
-    sampling = SamplingOptions(0.5, 40, 0.75, 0.125, 2**64 - 1, 3, True)
+    sampling = SamplingOptions(
+        temperature=0.5,
+        top_k=40,
+        top_p=0.75,
+        min_p=0.125,
+        typical_p=0.875,
+        repetition_penalty=1.25,
+        frequency_penalty=-0.5,
+        presence_penalty=1.5,
+        logit_bias=((3, -100.0), (4, 0.5)),
+        min_tokens=9,
+        stop_token_ids=(2, 0),
+        grammar='{"grammars": []}',
+        seed=2**64 - 1,
+        sequence_index=3,
+        return_logprob=True,
+        return_prompt_logprobs=True,
+        num_top_logprobs=20,
+        num_candidates=6,
+    )
+    defaults = {field.name: field.default for field in dataclasses.fields(SamplingOptions)}
+    assert all(getattr(sampling, name) != default for name, default in defaults.items())
     step = Step(
         step_id=7,
         closed=["old"],
-        sequences=[SequenceState("a", [1, 2, 3], [4, 5], sampling)],
+        sequences=[SequenceState("a", [1, 2, 3], [4, 5], sampling, num_prompt_tokens=2)],
         extensions=[TableExtension("a", 2, [6])],
-        chunks=[Chunk("a", 0, 3, sample=True)],
+        copies=[BlockCopy(7, 9)],
+        chunks=[Chunk("a", 0, 3, True, (8, 7), 1)],
     )
     await stream.submit(step)
     result = await stream.result()
@@ -66,11 +89,71 @@ async def test_a_step_travels_whole(compute, monkeypatch):
         ("a", next_token([1, 2, 3]), -0.5)
     ]
     (arrived,) = seen
-    sent = dataclasses.asdict(step)
+    sent, found = dataclasses.asdict(step), dataclasses.asdict(arrived)
     del sent["sequences"][0]["request_id"]  # the log's, not the runner's
-    assert dataclasses.asdict(arrived) == sent | {"copies": arrived.copies}
-    assert list(arrived.copies) == []
+    del sent["copies"]  # of another kind on each side
+    assert found.pop("copies") == [{"source": 7, "target": 9}]
+    assert found == sent
     await stream.close()
+
+
+async def test_the_defaults_arrive_as_such(compute, monkeypatch):
+    seen = []
+    run = compute.runner.run
+    monkeypatch.setattr(compute.runner, "run", lambda step: seen.append(step) or run(step))
+    stream = await compute.client.open_stream()
+    state = SequenceState("a", [1], [4], SamplingOptions())
+    await stream.submit(Step(1, sequences=[state], chunks=[Chunk("a", 0, 1, sample=True)]))
+    await stream.result()
+    assert seen[0].sequences[0].sampling == ct.SamplingOptions()
+    assert seen[0].chunks[0] == ct.Chunk("a", 0, 1, sample=True)
+    await stream.close()
+
+
+async def test_a_result_travels_whole(compute, monkeypatch):
+    """Several tokens of a sequence, candidates, the prompt's scores, failures."""
+    top = ((5, -0.25), (6, -1.5))
+    told = {
+        "tokens": [("a", 5, -0.25, top), ("a", 7, None, ())],
+        "candidates": [("b", top)],
+        "prompt_logprobs": [("c", 4, [("c", 9, -2.5, top), ("c", 8, -0.5, ())])],
+        "failures": [("d", "NO_TOKEN_ALLOWED", "nothing is left")],
+    }
+    answer = _result(ct, told)
+    monkeypatch.setattr(compute.runner, "run", lambda _: answer)
+    stream = await compute.client.open_stream()
+    await stream.submit(first_step(3, 5))
+    assert await stream.result() == _result(ports, told)
+    await stream.close()
+
+
+def _result(kinds, told):
+    """A result of step 3 in the types of `kinds`."""
+
+    def tops(pairs):
+        return tuple(kinds.TokenLogprob(*pair) for pair in pairs)
+
+    def tokens(entries):
+        return [
+            kinds.SampledToken(name, token, logprob, tops(top))
+            for name, token, logprob, top in entries
+        ]
+
+    return kinds.StepResult(
+        3,
+        tokens(told["tokens"]),
+        0.5,
+        0.25,
+        [kinds.Candidates(name, tops(pairs)) for name, pairs in told["candidates"]],
+        [kinds.PromptLogprobs(n, start, tokens(t)) for n, start, t in told["prompt_logprobs"]],
+        [kinds.SequenceFailure(*failure) for failure in told["failures"]],
+    )
+
+
+async def test_a_draft_model_is_told_of(compute, monkeypatch):
+    info = dataclasses.replace(compute.runner.info(), has_draft_model=True)
+    monkeypatch.setattr(compute.runner, "info", lambda: info)
+    assert (await compute.client.get_model()).has_draft_model
 
 
 async def test_steps_sent_ahead_are_answered_in_order(compute):
@@ -265,6 +348,18 @@ async def test_a_step_beyond_one_message_is_still_one_step(compute):
     assert result.tokens[1].token_id == next_token([5])
     assert (await stream.result()).step_id == 3
     assert set(compute.runner.sequences) == {"a", "b", "c"}
+    await stream.close()
+
+
+async def test_long_grammars_and_many_biases_fit_as_well(compute):
+    """Four sequences whose options, not their tokens, exceed 4 MiB together."""
+    stream = await compute.client.open_stream()
+    sampling = SamplingOptions(
+        grammar="\U0001f600" * 250_000, logit_bias=tuple((n, -0.1) for n in range(1024))
+    )
+    states = [SequenceState(name, [5], [1], sampling) for name in "abcdefg"]
+    await stream.submit(Step(1, sequences=states, chunks=[Chunk("g", 0, 1, sample=True)]))
+    assert [t.sequence_id for t in (await stream.result()).tokens] == ["g"]
     await stream.close()
 
 
