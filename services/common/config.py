@@ -229,6 +229,25 @@ class ApiSettings(_Settings):
     max_waiting: int = Field(256, ge=1, description="requests that may wait before 429")
     max_running: int = Field(64, ge=1, le=4096, description="sequences in a step at most")
     token_budget: int = Field(512, ge=1, le=65536, description="tokens in a step at most")
+    step_target: float = Field(
+        0.25,
+        ge=0,
+        description="seconds that prompts may make a step take while others decode; 0: no bound",
+    )
+    ageing: float = Field(
+        10.0, gt=0, description="seconds of waiting that make up for a class of priority"
+    )
+    watermark: float = Field(
+        0.01,
+        ge=0,
+        lt=1,
+        description="share of the pool that stays available when a request is admitted",
+    )
+    speculation: Literal["off", "ngram", "draft"] = Field(
+        "off",
+        description="guess next tokens: from the text so far (ngram) or with compute's draft model",
+    )
+    num_drafts: int = Field(4, ge=1, le=32, description="guesses for a sequence in a step")
     step_timeout: float = Field(
         60.0, gt=0, description="seconds after which a step counts as stalled"
     )

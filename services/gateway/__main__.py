@@ -9,6 +9,7 @@ from quire.gateway.v1 import gateway_pb2, gateway_pb2_grpc
 
 from gateway.engine import Engine, EngineSettings
 from gateway.limits import Limits
+from gateway.speculation import SpeculationMethod
 from gateway.tokenizer import Tokenizer
 from services.common import binary, config, model_files
 from services.common.server import GrpcServer, stop_signal
@@ -31,6 +32,11 @@ def engine_settings(settings: config.ApiSettings) -> EngineSettings:
             token_budget=settings.token_budget,
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
+            step_target=settings.step_target,
+            ageing=settings.ageing,
+            watermark=settings.watermark,
+            speculation=SpeculationMethod(settings.speculation),
+            num_drafts=settings.num_drafts,
         ),
         step_timeout=settings.step_timeout,
         drain_timeout=settings.drain_timeout,

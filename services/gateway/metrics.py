@@ -118,8 +118,18 @@ class _EngineCollector(Collector):
             ("requests_waiting", "Queued generations.", stats.num_waiting),
         ):
             yield GaugeMetricFamily(f"quire_{name}", text, value)
+        preempted, guessed = stats.preemptions, stats.speculation
         for name, text, total in (
-            ("preemptions", "Generations that were suspended.", stats.preemptions.num_groups),
+            ("preemptions", "Requests whose sequences were suspended.", preempted.num_groups),
+            ("sequences_swapped", "Suspended with their KV in host memory.", preempted.num_swapped),
+            (
+                "sequences_recomputed",
+                "Suspended without their KV, which is computed again.",
+                preempted.num_recomputed,
+            ),
+            ("sequences_resumed", "Suspended ones that came back.", preempted.num_resumed),
+            ("drafted_tokens", "Next tokens that were guessed.", guessed.num_drafted),
+            ("accepted_tokens", "Guesses that were right.", guessed.num_accepted),
             ("steps", "Steps that compute ran.", counters.num_steps),
             ("step_tokens", "Tokens in them, prompts included.", counters.num_step_tokens),
             ("step_seconds", "Time that compute spent on them.", counters.step_seconds),
