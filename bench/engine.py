@@ -59,22 +59,19 @@ def main() -> None:
         rows = [_measure(runner, bound, size, arguments) for size in arguments.batch]
         runner.close()
     _print(rows, arguments)
-    _print_scheduler(arguments)
+    scheduler_rows = [scheduler_time.measure(size) for size in (1, 64, 256)]
+    _print_scheduler(scheduler_rows)
     if arguments.json:
-        report = {"machine": _machine(arguments), "rows": rows}
+        report = {"machine": _machine(arguments), "rows": rows, "scheduler": scheduler_rows}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def _print_scheduler(arguments: argparse.Namespace) -> None:
+def _print_scheduler(rows: list[dict[str, Any]]) -> None:
     """What the scheduler takes for a step; only `in_the_way` is not hidden behind compute."""
-    rows = [scheduler_time.measure(size) for size in (1, 64, 256)]
     table = Table(*rows[0], title="scheduler, µs per step")
     for row in rows:
         table.add_row(*(f"{value:,.0f}" for value in row.values()))
     Console().print(table)
-    if arguments.json:
-        report = json.loads(arguments.json.read_text())
-        arguments.json.write_text(json.dumps({**report, "scheduler": rows}, indent=2) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
