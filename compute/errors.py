@@ -7,9 +7,12 @@ ComputeError
 ├── ModelNotFound       no such file or folder
 ├── ModelUnsupported    a family, option or tensor type we cannot run
 ├── WeightsInvalid      missing, extra or misshaped tensors, a truncated file
-├── LogitsNotFinite     broken weights, or a pool that was overwritten
 ├── ModelLoading        not ready yet
-└── DriverBusy          another driver's stream is open
+├── DriverBusy          another driver's stream is open
+└── CannotDraw          one sequence of a step cannot go on; the others can
+    ├── LogitsNotFinite     broken weights, or a pool that was overwritten
+    ├── NoTokenAllowed      biases and the grammar leave nothing to draw
+    └── GrammarFailed       it cannot be compiled, or does not fit the tokens so far
 """
 
 from __future__ import annotations
@@ -49,13 +52,25 @@ class WeightsInvalid(ComputeError):
     reason = "WEIGHTS_INVALID"
 
 
-class LogitsNotFinite(ComputeError):
-    reason = "LOGITS_NOT_FINITE"
-
-
 class ModelLoading(ComputeError):
     reason = "LOADING"
 
 
 class DriverBusy(ComputeError):
     reason = "DRIVER_BUSY"
+
+
+class CannotDraw(ComputeError):
+    """Met inside a step: it becomes a SequenceFailure, and is not raised."""
+
+
+class LogitsNotFinite(CannotDraw):
+    reason = "LOGITS_NOT_FINITE"
+
+
+class NoTokenAllowed(CannotDraw):
+    reason = "NO_TOKEN_ALLOWED"
+
+
+class GrammarFailed(CannotDraw):
+    reason = "GRAMMAR_FAILED"

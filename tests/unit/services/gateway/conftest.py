@@ -15,7 +15,7 @@ from quire.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from gateway.detokenizer import Detokenizer
 from gateway.errors import InvalidField, RequestNotFound
 from gateway.ports import ModelInfo, PoolInfo, TokenLogprob
-from gateway.stats import Counters, EngineStats
+from gateway.stats import Counters, EngineStats, PreemptionStats, SpeculationStats
 from gateway.types import Delta, Finished, FinishReason, PromptScored, ScoredToken, Started
 from gateway.validation import validate_request
 from services.common.server import GrpcServer
@@ -106,7 +106,15 @@ class FakeEngine:
         return self.ready
 
     def stats(self):
-        return EngineStats(self.ready, len(self.running), 0, 0, 0, Counters(num_steps=7))
+        return EngineStats(
+            self.ready,
+            len(self.running),
+            0,
+            0,
+            PreemptionStats(),
+            SpeculationStats(),
+            Counters(num_steps=7),
+        )
 
     def cancel(self, request_id):
         if request_id not in self.running:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.sessions import Sessions
-from gateway.stats import Counters, EngineStats
+from gateway.stats import Counters, EngineStats, PreemptionStats, SpeculationStats
 from kvstore.types import PoolStats, TenantUsage
 from services.gateway.metrics import Metrics
 
@@ -34,7 +34,7 @@ async def exported() -> dict[str, Entry]:
         return stats
 
     metrics = Metrics(kv_stats)
-    metrics.add_engine(lambda: EngineStats(True, 0, 0, 0, 0, Counters()))
+    metrics.add_engine(lambda: EngineStats(True, 0, 0, 0, PreemptionStats(), SpeculationStats(), Counters()))
     metrics.add_sessions(Sessions(None))
     metrics.grammars.labels("accepted")
     metrics.http_requests.labels("GET", "/metrics", "200")
