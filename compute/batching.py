@@ -10,73 +10,89 @@ import torch
 
 from compute.errors import InvalidStep
 from compute.model import Batch, PrefillChunk
-from compute.sequences import KnownSequence
-from compute.types import Chunk
+from compute.sequences import KnownSequence, PlannedChunk
 
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """A batch, and for each of its sampled rows the number of its chunk in the step."""
+    """A batch, and where the output rows of each chunk are, by the chunk's number: those
+    that score its prompt first, those that are drawn from last."""
 
     batch: Batch
-    sampled_chunks: list[int]
+    outputs: Sequence[range]
 
 
-def pack(
-    chunks: Sequence[Chunk], sequences: Sequence[KnownSequence], block_size: int
-) -> PackedStep:
+def pack(chunks: Sequence[PlannedChunk], block_size: int) -> PackedStep:
     """Lay out the rows: chunks of one token first, as decodes, then the longer ones.
 
     Raises:
         InvalidStep: two tokens would be written to the same slot.
     """
-    decodes = [n for n, chunk in enumerate(chunks) if chunk.num_tokens == 1]
-    prefills = [n for n, chunk in enumerate(chunks) if chunk.num_tokens > 1]
+    decodes = [n for n, chunk in enumerate(chunks) if chunk.end - chunk.start == 1]
+    prefills = [n for n, chunk in enumerate(chunks) if chunk.end - chunk.start > 1]
     rows = _Rows(block_size)
+    outputs: list[range] = [range(0)] * len(chunks)
     for n in decodes:
-        rows.add_token(chunks[n], sequences[n])
-    prefill_chunks = [rows.add_chunk(chunks[n], sequences[n]) for n in prefills]
+        outputs[n] = rows.add_token(chunks[n])
+    prefill_chunks = []
+    for n in prefills:
+        chunk, outputs[n] = rows.add_chunk(chunks[n])
+        prefill_chunks.append(chunk)
     slots = np.array(rows.slots, dtype=np.int64)
     if len(np.unique(slots)) != len(slots):
         raise InvalidStep("two tokens of the step share a slot")
-    sampled = [n for n in decodes + prefills if chunks[n].sample]
     batch = Batch(
         token_ids=torch.tensor(rows.token_ids, dtype=torch.int64),
         positions=torch.tensor(rows.positions, dtype=torch.int64),
         slot_mapping=torch.from_numpy(slots),
-        block_tables=_stacked([sequences[n] for n in decodes]),
-        seq_lens=torch.tensor([chunks[n].start + 1 for n in decodes], dtype=torch.int32),
+        block_tables=_stacked([chunks[n].sequence for n in decodes]),
+        seq_lens=torch.tensor([chunks[n].end for n in decodes], dtype=torch.int32),
         chunks=prefill_chunks,
-        sample_rows=torch.tensor(_last_rows(chunks, decodes + prefills), dtype=torch.int64),
+        output_rows=torch.tensor(rows.outputs, dtype=torch.int64),
     )
-    return PackedStep(batch, sampled)
+    return PackedStep(batch, outputs)
 
 
 class _Rows:
-    """Tokens, positions and slots of the rows so far."""
+    """Tokens, positions and slots of the rows so far, and which of them are wanted."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self.token_ids: list[int] = []
         self.positions: list[int] = []
         self.slots: list[int] = []
+        self.outputs: list[int] = []
 
-    def add_token(self, chunk: Chunk, sequence: KnownSequence) -> None:
+    def add_token(self, chunk: PlannedChunk) -> range:
+        """Returns the numbers of its outputs."""
         block, offset = divmod(chunk.start, self._block_size)
-        self.token_ids.append(sequence.token_ids[chunk.start])
+        outputs = self._want(chunk)
+        self.token_ids += chunk.token_ids
         self.positions.append(chunk.start)
-        self.slots.append(int(sequence.block_table[block]) * self._block_size + offset)
+        self.slots.append(int(chunk.sequence.block_table[block]) * self._block_size + offset)
+        return outputs
 
-    def add_chunk(self, chunk: Chunk, sequence: KnownSequence) -> PrefillChunk:
-        end = chunk.start + chunk.num_tokens
+    def add_chunk(self, chunk: PlannedChunk) -> tuple[PrefillChunk, range]:
+        """Returns the numbers of its outputs too."""
         first_row = len(self.token_ids)
-        positions = np.arange(chunk.start, end)
-        blocks = sequence.block_table[positions // self._block_size].astype(np.int64)
-        self.token_ids += sequence.token_ids[chunk.start : end]
-        self.positions += range(chunk.start, end)
+        positions = np.arange(chunk.start, chunk.end)
+        table = chunk.sequence.block_table
+        blocks = table[positions // self._block_size].astype(np.int64)
+        outputs = self._want(chunk)
+        self.token_ids += chunk.token_ids
+        self.positions += range(chunk.start, chunk.end)
         self.slots += (blocks * self._block_size + positions % self._block_size).tolist()
-        table = torch.from_numpy(sequence.block_table)
-        return PrefillChunk(first_row, first_row + chunk.num_tokens, table, end)
+        end_row = len(self.token_ids)
+        return PrefillChunk(first_row, end_row, torch.from_numpy(table), chunk.end), outputs
+
+    def _want(self, chunk: PlannedChunk) -> range:
+        """Of the rows that come next: the scored ones and those to draw from, none twice."""
+        first, num_rows = len(self.token_ids), chunk.end - chunk.start
+        num_before = len(self.outputs)
+        num_scored = chunk.num_scored
+        self.outputs += range(first, first + num_scored)
+        self.outputs += range(first + max(num_scored, num_rows - chunk.num_draws), first + num_rows)
+        return range(num_before, len(self.outputs))
 
 
 def _stacked(sequences: Sequence[KnownSequence]) -> torch.Tensor:
@@ -86,14 +102,3 @@ def _stacked(sequences: Sequence[KnownSequence]) -> torch.Tensor:
     for row, sequence in zip(tables, sequences, strict=True):
         row[: len(sequence.block_table)] = sequence.block_table
     return torch.from_numpy(tables)
-
-
-def _last_rows(chunks: Sequence[Chunk], order: Sequence[int]) -> list[int]:
-    """The last row of each chunk that samples, in the order of the rows."""
-    last_rows = []
-    row = -1
-    for n in order:
-        row += chunks[n].num_tokens
-        if chunks[n].sample:
-            last_rows.append(row)
-    return last_rows

@@ -1,6 +1,6 @@
 """The decoder: Llama-family arithmetic whose only KV is the page pool.
 
-Axes: T tokens in the step, N sequences that decode, K rows that sample, E hidden size,
+Axes: T tokens in the step, N sequences that decode, K rows that are wanted, E hidden size,
 V vocabulary, and those of compute.kernels.
 
 Source: Touvron et al. 2023, arXiv:2302.13971 (the architecture); Kwon et al. 2023,
@@ -39,7 +39,7 @@ class Batch:
     slot_mapping          [T] int64   block_id * B + offset, no slot twice
     block_tables          [N, M] int32 of the decode rows, rows 0 to N
     seq_lens              [N] int32   tokens including this one
-    sample_rows           [K] int64   rows whose logits are wanted, ascending
+    output_rows           [K] int64   rows that `forward` returns, ascending, none twice
     """
 
     token_ids: torch.Tensor
@@ -48,7 +48,7 @@ class Batch:
     block_tables: torch.Tensor
     seq_lens: torch.Tensor
     chunks: Sequence[PrefillChunk]
-    sample_rows: torch.Tensor
+    output_rows: torch.Tensor
 
 
 class LlamaDecoder:
@@ -80,10 +80,9 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv_layers: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Run the step: write its keys and values, return logits [K, V] in fp32.
+        """Run the step: write its keys and values, return the wanted rows [K, E], normed.
 
-        `kv_layers` are the L layers of the pool, each [P, 2, B, Hkv, D]. Rows that do not
-        sample leave the pass before the head.
+        `kv_layers` are the L layers of the pool, each [P, 2, B, Hkv, D].
         """
         num_rows = batch.token_ids.shape[0]
         buffers = self._buffers(num_rows)
@@ -100,7 +99,7 @@ class LlamaDecoder:
             kernels.add_rms_norm(layer.o(attended), residual, layer.mlp_norm, eps, normed)
             kernels.silu_mul(layer.gate_up(normed), buffers.inner)
             update = layer.down(buffers.inner)
-        return self._logits(update, residual, batch.sample_rows)
+        return self._outputs(update, residual, batch.output_rows)
 
     def _embed(self, token_ids: torch.Tensor, out: torch.Tensor) -> None:
         if self._embedding is None:
@@ -139,18 +138,22 @@ class LlamaDecoder:
             )
         return out.view(out.shape[0], -1)
 
-    def _logits(
-        self, update: torch.Tensor, residual: torch.Tensor, sample_rows: torch.Tensor
+    def _outputs(
+        self, update: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
-        num_samples = sample_rows.shape[0]
-        if num_samples == 0:
-            return torch.empty(0, self.config.vocab_size)
-        if num_samples != residual.shape[0]:
-            update, residual = update[sample_rows], residual[sample_rows]
+        if rows.shape[0] == 0:
+            return torch.empty(0, self.config.hidden_size, dtype=self.dtype)
+        if rows.shape[0] != residual.shape[0]:
+            update, residual = update[rows], residual[rows]
         normed = torch.empty_like(residual)
         self._kernels.add_rms_norm(update, residual, self._norm, self.config.rms_norm_eps, normed)
+        return normed
+
+    @torch.inference_mode()
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """[K, E] rows of `forward` -> [K, V] fp32; a row does not depend on the others."""
         # In bf16, logits around 25 would be 1/8 apart: the likeliest tokens would often tie.
-        return self._head.fp32(normed)
+        return self._head.fp32(outputs)
 
     def _buffers(self, num_rows: int) -> _Scratch:
         """Scratch of exactly num_rows; steady decoding finds the last step's again."""

@@ -27,9 +27,9 @@ class StepRunner(Protocol):
         """The attached pool."""
 
     def run(self, step: Step) -> StepResult:
-        """Run one step.
+        """Run one step. What a single sequence cannot do is a failure in the result.
 
-        Raises InvalidStep or LogitsNotFinite (compute.errors), with the sequences as before.
+        Raises InvalidStep (compute.errors), with the sequences as before.
         """
 
     def reset(self) -> None:

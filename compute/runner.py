@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from compute.batching import PackedStep, pack
 from compute.block_copies import run_copies
+from compute.drafting import DraftModel, check_fits, widened
 from compute.kernels import Kernels
 from compute.model import LlamaDecoder
 from compute.pool import AttachedPool
 from compute.ports import PoolProvider
-from compute.sampler import sample
-from compute.sequences import KnownSequence, StepPlan
-from compute.types import ModelInfo, PoolHandle, SampledToken, Step, StepResult
+from compute.results import StepResults
+from compute.sampling import Grammar, NoGrammar, RowsToDraw, SequenceSampler, sample
+from compute.sequences import KnownSequence, PlannedChunk, StepLimits, StepPlan
+from compute.types import ModelInfo, PoolHandle, SequenceState, Step, StepResult
+
+NewGrammar = Callable[[str], Grammar]
 
 
 class StepRunner:
@@ -25,6 +29,9 @@ class StepRunner:
     runs steps. On any error the sequences are as before the step. The pool is too, unless
     the error came out of the forward pass itself; then slots of this step may hold
     unfinished KV, which running the step again overwrites.
+
+    With a draft model, blocks have room for its KV behind the model's, and every step
+    writes both.
     """
 
     def __init__(
@@ -35,21 +42,35 @@ class StepRunner:
         *,
         model_id: str,
         fingerprint: bytes,
+        draft: LlamaDecoder | None = None,
+        new_grammar: NewGrammar = NoGrammar,
     ) -> None:
         """Attach the provider's pool.
 
-        Raises what attach_pool and AttachedPool raise.
+        `fingerprint` is of the model and its draft. `new_grammar` returns at once.
+
+        Raises ModelUnsupported if the draft model does not fit, and what attach_pool and
+        AttachedPool raise.
         """
         self._model = model
         self._kernels = kernels
         self._provider = provider
         config = model.config
+        self._draft = None
+        self._new_grammar = new_grammar
+        kv_shape = config.kv_shape(_dtype_name(model.dtype))
+        self._num_layers = kv_shape.num_layers
+        if draft is not None:
+            check_fits(model, draft)
+            kv_shape = widened(kv_shape, draft.config.kv_shape(kv_shape.dtype))
+            self._draft = DraftModel(draft)
         self._info = ModelInfo(
             model_id=model_id,
             fingerprint=fingerprint,
             vocab_size=config.vocab_size,
             max_sequence_length=config.max_sequence_length,
-            kv_shape=config.kv_shape(_dtype_name(model.dtype)),
+            kv_shape=kv_shape,
+            has_draft_model=draft is not None,
         )
         self._sequences: dict[str, KnownSequence] = {}
         self._kv_layers: list[torch.Tensor] = []
@@ -87,64 +108,96 @@ class StepRunner:
         """Let go of the pool. No step can run after it."""
         self.reset()
         self._kv_layers = []
+        if self._draft is not None:
+            self._draft.detach()
         self._pool.close()
         if self._host is not None:
             self._host.close()
 
     def run(self, step: Step) -> StepResult:
-        """Run one step and append what it sampled.
+        """Run one step and append what it drew.
 
         Raises:
             InvalidStep: the step contradicts what is known; neither sequences nor pool
                 were touched.
-            LogitsNotFinite: the model gave no usable logits.
             PoolUnavailable: the pool was closed.
         """
         started = time.perf_counter()
         pool = self._pool.tensor
         layout = self._pool.handle.layout
-        plan = StepPlan(
-            step,
-            self._sequences,
+        limits = StepLimits(
             layout,
-            num_host_blocks=self._num_host_blocks,
-            vocab_size=self._info.vocab_size,
-            max_sequence_length=self._info.max_sequence_length,
+            self._num_host_blocks,
+            self._info.vocab_size,
+            self._info.max_sequence_length,
+            self._draft is not None,
         )
-        packed = pack(step.chunks, plan.sequences, layout.block_size)
+        plan = StepPlan(step, self._sequences, limits, self._new_sampler)
+        packed = pack(plan.chunks, layout.block_size)
         copying = time.perf_counter()
         if step.copies:
             host = self._host.tensor if self._host is not None else None
             run_copies(self._kernels, pool, host, step.copies)
         copied = time.perf_counter() - copying
-        tokens = self._compute(step, plan.sequences, packed) if step.chunks else []
-        self._adopt(plan, tokens)
-        return StepResult(step.step_id, tokens, time.perf_counter() - started, copied)
+        results = StepResults()
+        if plan.chunks:
+            self._compute(plan, packed, results)
+        self._adopt(plan, results)
+        return results.of_step(step.step_id, time.perf_counter() - started, copied)
 
-    def _compute(
-        self, step: Step, sequences: Sequence[KnownSequence], packed: PackedStep
-    ) -> list[SampledToken]:
-        """Forward and sample. Returns tokens in the order of the chunks."""
-        logits = self._model.forward(packed.batch, self._kv_layers)
-        sampled = [sequences[n] for n in packed.sampled_chunks]
-        drawn = sample(
-            logits,
-            [sequence.sampling for sequence in sampled],
-            [len(sequence.token_ids) for sequence in sampled],
-        )
-        by_chunk = sorted(zip(packed.sampled_chunks, drawn, strict=True))
-        return [
-            SampledToken(step.chunks[n].sequence_id, token_id, logprob)
-            for n, (token_id, logprob) in by_chunk
+    def _new_sampler(self, state: SequenceState) -> SequenceSampler:
+        text = state.sampling.grammar
+        grammar = self._new_grammar(text) if text else None
+        return SequenceSampler(state.sampling, state.num_prompt_tokens, grammar)
+
+    def _compute(self, plan: StepPlan, packed: PackedStep, results: StepResults) -> None:
+        """Guess, forward, score and draw, in the order of the chunks."""
+        if self._draft is not None:
+            if plan.wanted_guesses:
+                block_size = self._pool.handle.layout.block_size
+                plan.chunks = self._draft.guess(plan.chunks, plan.wanted_guesses, block_size)
+                packed = pack(plan.chunks, block_size)
+            self._draft.write(packed)
+        outputs = self._model.forward(packed.batch, self._kv_layers)
+        for chunk, rows in zip(plan.chunks, packed.outputs, strict=True):
+            if chunk.num_scored:
+                scored = outputs[rows.start : rows.start + chunk.num_scored]
+                results.score(chunk, scored, self._model.logits)
+        self._draw(plan.chunks, packed, outputs, results)
+
+    def _draw(
+        self,
+        chunks: Sequence[PlannedChunk],
+        packed: PackedStep,
+        outputs: torch.Tensor,
+        results: StepResults,
+    ) -> None:
+        drawing = [
+            (chunk, rows[-chunk.num_draws :])
+            for chunk, rows in zip(chunks, packed.outputs, strict=True)
+            if chunk.sample
         ]
+        wanted, num_rows = [], 0
+        for chunk, rows in drawing:
+            known, sampler = chunk.sequence.token_ids, chunk.sequence.sampler
+            wanted.append(RowsToDraw(sampler, num_rows, known, chunk.given, chunk.guesses))
+            num_rows += len(rows)
+        if not wanted:
+            return
+        in_order = outputs[[row for _, rows in drawing for row in rows]]
+        drawn = sample(self._model.logits(in_order), wanted)
+        for (chunk, _), each in zip(drawing, drawn, strict=True):
+            results.add(chunk.sequence_id, each)
 
-    def _adopt(self, plan: StepPlan, tokens: Sequence[SampledToken]) -> None:
+    def _adopt(self, plan: StepPlan, results: StepResults) -> None:
         """Make the sequences what the plan says they are after the step."""
         for sequence_id in plan.closed:
             self._sequences.pop(sequence_id, None)
         self._sequences |= plan.changed
-        for token in tokens:
-            self._sequences[token.sequence_id].token_ids.append(token.token_id)
+        for chunk in plan.chunks:
+            if chunk.sequence_id not in results.failures:
+                drawn = results.appended.get(chunk.sequence_id, ())
+                chunk.sequence.token_ids += [*chunk.given, *drawn]
 
     def _attach(self, handle: PoolHandle) -> None:
         host = handle.host
@@ -152,7 +205,9 @@ class StepRunner:
         pool = AttachedPool(handle, self._info.kv_shape)
         self._pool, self._host = pool, attached
         self._num_host_blocks = host.layout.num_blocks if host is not None else 0
-        self._kv_layers = list(pool.tensor.unbind(1))
+        self._kv_layers = list(pool.tensor.unbind(1))[: self._num_layers]
+        if self._draft is not None:
+            self._draft.attach(pool.tensor, self._num_layers)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -12,7 +12,8 @@ A sequence that wants candidates draws nothing. Its row becomes log-probabilitie
 and penalties, biases and masks are applied to those, as in transformers' beam search.
 """
 
-from compute.sampling.grammar_state import Grammar, GrammarState
+from compute.sampling.grammar_state import Grammar, GrammarState, NoGrammar
+from compute.sampling.logprobs import scored
 from compute.sampling.options import check_options
 from compute.sampling.sampler import Drawn, RowsToDraw, sample
 from compute.sampling.sequence import SequenceSampler
@@ -21,8 +22,10 @@ __all__ = [
     "Drawn",
     "Grammar",
     "GrammarState",
+    "NoGrammar",
     "RowsToDraw",
     "SequenceSampler",
     "check_options",
     "sample",
+    "scored",
 ]

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from compute.errors import GrammarFailed
+
 
 class GrammarState(Protocol):
     """Where a text is in a grammar."""
@@ -34,3 +36,13 @@ class Grammar(Protocol):
 
         Raises GrammarFailed: there is no such grammar.
         """
+
+
+class NoGrammar:
+    """Stands for any grammar where there is no tokenizer to read it with."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def begin(self) -> GrammarState:
+        raise GrammarFailed("the model has no tokenizer.json, which grammars need")

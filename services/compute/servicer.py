@@ -13,7 +13,7 @@ import structlog
 from quire.compute.v1 import compute_pb2 as pb
 from quire.compute.v1 import compute_pb2_grpc
 
-from compute.errors import InvalidStep, LogitsNotFinite, ModelLoading
+from compute.errors import InvalidStep, ModelLoading
 from compute.types import StepResult
 from services.compute import codec
 from services.compute.step_thread import StepSession, StepThread
@@ -92,5 +92,5 @@ async def _read(
 async def _response(step_id: int, result: asyncio.Future[StepResult]) -> pb.RunStepsResponse:
     try:
         return codec.step_result(await result)
-    except (InvalidStep, LogitsNotFinite) as error:
+    except InvalidStep as error:
         return codec.refused(step_id, error)

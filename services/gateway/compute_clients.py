@@ -10,7 +10,7 @@ from quire.compute.v1 import compute_pb2 as pb
 from quire.compute.v1 import compute_pb2_grpc
 
 from compute import types as ct
-from compute.errors import ComputeError, InvalidStep, LogitsNotFinite
+from compute.errors import ComputeError, InvalidStep
 from compute.ports import StepRunner
 from gateway import ports
 from gateway.errors import StepRefused, WorkerUnavailable
@@ -179,7 +179,7 @@ class LocalStepStream:
         step_id, future = entry
         try:
             result = await future
-        except (InvalidStep, LogitsNotFinite) as error:
+        except InvalidStep as error:
             raise _refused(step_id, error.reason, str(error)) from None
         except Exception as error:  # whatever it is, this stream cannot be relied on
             raise WorkerUnavailable(f"compute: {error}") from error

@@ -11,8 +11,9 @@ from compute.batching import pack
 from compute.fakes import SimpleDriver
 from compute.kernels.cpu import CpuKernels
 from compute.kernels.reference import ReferenceKernels
-from compute.sequences import KnownSequence
-from compute.types import Chunk, SamplingOptions
+from compute.sampling import SequenceSampler
+from compute.sequences import KnownSequence, PlannedChunk
+from compute.types import SamplingOptions
 
 TOLERANCE = 1e-4  # fp32: sums over other orders than the oracle's
 
@@ -56,15 +57,18 @@ def _poisoned_layers(runner, model):
     return list(kv.unbind(1))
 
 
+def _known(token_ids, block_table) -> KnownSequence:
+    return KnownSequence(token_ids, block_table, len(token_ids), SequenceSampler(SamplingOptions()))
+
+
 def _logits(model, layers, token_ids, block_table, block_size, sizes):
     """Logits [T, V] of the last position of each chunk, run one chunk per step."""
-    known = KnownSequence(token_ids, block_table, SamplingOptions())
+    known = _known(token_ids, block_table)
     rows = []
     start = 0
     for size in sizes:
-        chunk = Chunk("a", start, size, True)
-        batch = pack([chunk], [known], block_size).batch
-        rows.append(model.decoder.forward(batch, layers).float())
+        batch = pack([PlannedChunk("a", known, start, start + size, sample=True)], block_size).batch
+        rows.append(model.decoder.logits(model.decoder.forward(batch, layers)))
         start += size
     return torch.cat(rows)
 
@@ -126,26 +130,28 @@ def test_a_mixed_batch_gives_each_sequence_the_logits_it_has_alone(make_model, m
     lengths = {"a": 20, "b": 33, "c": 50, "d": 1}
     tokens = {name: _tokens(length, seed) for seed, (name, length) in enumerate(lengths.items())}
     ids = _shuffled_table(64, 16)
-    known = {
-        name: KnownSequence(tokens[name], ids[4 * n : 4 * n + 4], SamplingOptions())
-        for n, name in enumerate(tokens)
-    }
-    warm = [Chunk("a", 0, 19, False), Chunk("b", 0, 32, False), Chunk("c", 0, 10, False)]
-    batch = pack(warm, [known["a"], known["b"], known["c"]], 16).batch
-    assert model.decoder.forward(batch, layers).shape == (0, 97)
+    known = {name: _known(tokens[name], ids[4 * n : 4 * n + 4]) for n, name in enumerate(tokens)}
+
+    def chunk(name, start, size, sample):
+        return PlannedChunk(name, known[name], start, start + size, sample)
+
+    warm = [chunk("a", 0, 19, False), chunk("b", 0, 32, False), chunk("c", 0, 10, False)]
+    batch = pack(warm, 16).batch
+    assert model.decoder.forward(batch, layers).shape == (0, 48)
     mixed = [
-        Chunk("c", 10, 40, True),
-        Chunk("a", 19, 1, True),
-        Chunk("d", 0, 1, False),
-        Chunk("b", 32, 1, True),
+        chunk("c", 10, 40, True),
+        chunk("a", 19, 1, True),
+        chunk("d", 0, 1, False),
+        chunk("b", 32, 1, True),
     ]
-    packed = pack(mixed, [known[chunk.sequence_id] for chunk in mixed], 16)
-    got = model.decoder.forward(packed.batch, layers)
-    order = [mixed[n].sequence_id for n in packed.sampled_chunks]
-    assert order == ["a", "b", "c"]
-    for row, name in zip(got, order, strict=True):
-        expected = model.logits(tokens[name])[-1]
-        torch.testing.assert_close(row, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    packed = pack(mixed, 16)
+    got = model.decoder.logits(model.decoder.forward(packed.batch, layers))
+    assert len(got) == 3
+    for each, rows in zip(mixed, packed.outputs, strict=True):
+        if each.sample:
+            [row] = rows
+            expected = model.logits(tokens[each.sequence_id])[-1]
+            torch.testing.assert_close(got[row], expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_only_the_slots_of_the_step_are_written(make_model, make_pool):

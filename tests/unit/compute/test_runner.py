@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compute.errors import InvalidStep, LogitsNotFinite, PoolUnavailable
+from compute.errors import InvalidStep, PoolUnavailable
 from compute.fakes import SimpleDriver
 from compute.types import (
     BlockCopy,
@@ -283,12 +283,17 @@ def test_the_last_position_can_be_computed_and_none_after_it(runner):
         runner.run(Step(3, extensions=[extension], chunks=[Chunk("a", 256, 1, True)]))
 
 
-def test_unusable_logits_are_an_error_and_append_nothing(runner, model):
-    runner.run(Step(1, sequences=[_state()], chunks=[Chunk("a", 0, 9, False)]))
+def test_unusable_logits_fail_their_sequence_and_append_nothing(runner, model):
+    states = [_state(), _state("b", blocks=[2, 3])]
+    chunks = [Chunk(name, 0, 9, False) for name in ("a", "b")]
+    runner.run(Step(1, sequences=states, chunks=chunks))
     good = runner._pool.tensor.clone()
     runner._pool.tensor[4].fill_(float("nan"))
-    with pytest.raises(LogitsNotFinite):
-        runner.run(Step(2, chunks=[Chunk("a", 9, 1, True)]))
+    result = runner.run(Step(2, chunks=[Chunk(name, 9, 1, True) for name in ("a", "b")]))
+    [failure] = result.failures
+    assert (failure.sequence_id, failure.reason) == ("a", "LOGITS_NOT_FINITE")
+    assert [token.sequence_id for token in result.tokens] == ["b"]
+    assert _tokens(result) == _greedy(model, PROMPT, 1)
     runner._pool.tensor.copy_(good)
     result = runner.run(Step(3, chunks=[Chunk("a", 9, 1, True)]))
     assert _tokens(result) == _greedy(model, PROMPT, 1)

@@ -34,7 +34,9 @@ async def exported() -> dict[str, Entry]:
         return stats
 
     metrics = Metrics(kv_stats)
-    metrics.add_engine(lambda: EngineStats(True, 0, 0, 0, PreemptionStats(), SpeculationStats(), Counters()))
+    metrics.add_engine(
+        lambda: EngineStats(True, 0, 0, 0, PreemptionStats(), SpeculationStats(), Counters())
+    )
     metrics.add_sessions(Sessions(None))
     metrics.grammars.labels("accepted")
     metrics.http_requests.labels("GET", "/metrics", "200")
