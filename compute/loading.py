@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from compute.config import ModelConfig
 from compute.errors import ModelNotFound, ModelUnsupported
@@ -21,6 +23,12 @@ class LoadedModel:
     decoder: LlamaDecoder
     fingerprint: bytes
 
+    def fingerprint_with(self, draft: LoadedModel | None) -> bytes:
+        """Of this model's KV and its draft model's, which share blocks. 32 bytes."""
+        if draft is None:
+            return self.fingerprint
+        return hashlib.sha256(self.fingerprint + draft.fingerprint).digest()
+
 
 def read_config(directory: Path) -> ModelConfig:
     """The model's config.json.
@@ -31,14 +39,24 @@ def read_config(directory: Path) -> ModelConfig:
     """
     path = directory / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        return ModelConfig.from_dict(_parsed(path, path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ModelNotFound(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelNotFound(f"{path}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise ModelUnsupported(f"{path}: not a JSON object")
-    return ModelConfig.from_dict(raw)
+
+
+def read_eos_ids(directory: Path) -> frozenset[int]:
+    """The tokens that end an answer; models spread them over three files.
+
+    Raises ModelNotFound: one of the files is not JSON.
+    """
+    found: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        value = _read_json(directory / name).get("eos_token_id")
+        found |= {value} if isinstance(value, int) else set(value or ())
+    named = _read_json(directory / "tokenizer_config.json").get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    added = _read_json(directory / "tokenizer.json").get("added_tokens", ())
+    return frozenset(found.union(token["id"] for token in added if token["content"] == text))
 
 
 def load_model(
@@ -58,3 +76,21 @@ def load_model(
     source = open_source(weights, config)
     decoder = LlamaDecoder(config, Weights(source, config, torch_dtype(dtype), progress), kernels)
     return LoadedModel(decoder, fingerprint(config, source.files))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A file that may be missing. Raises what _parsed raises."""
+    try:
+        return _parsed(path, path.read_text(encoding="utf-8"))
+    except OSError:
+        return {}
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelNotFound(f"{path}: not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ModelUnsupported(f"{path}: not a JSON object")
+    return raw

@@ -281,6 +281,12 @@ class KvStoreSettings(PoolSettings, LogSettings):
 class WorkerSettings(ModelSettings, MathSettings):
     """What a compute worker must know, in whichever process it runs."""
 
+    draft_model: str = Field(
+        "",
+        description="a smaller model with the same tokenizer that guesses next tokens, "
+        "in the forms of --model; empty: none",
+    )
+
 
 class ComputeSettings(WorkerSettings, LogSettings):
     """Prefill and paged decode."""

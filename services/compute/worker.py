@@ -6,28 +6,46 @@ import os
 
 from compute import threads
 from compute.kernels.cpu import CpuKernels
-from compute.loading import load_model
+from compute.loading import LoadedModel, load_model
 from compute.ports import PoolProvider
 from compute.runner import StepRunner
 from services.common import model_files
 from services.common.config import WorkerSettings
-from services.common.model_files import Progress
+from services.common.model_files import ModelFiles, Progress
 
 
 def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -> StepRunner:
-    """Load the model, compile the kernels and attach the pool.
+    """Load the model, and its draft if there is one, compile the kernels, attach the pool.
 
     Blocks for seconds. Raises StartupError and what load_model and StepRunner raise.
     """
     threads.configure(settings.threads or len(os.sched_getaffinity(0)))
-    found = model_files.find(settings.model, settings.cache_dir, progress)
     kernels = CpuKernels()
-    loaded = load_model(
-        found.directory,
-        found.weights,
-        settings.dtype,
+    found = model_files.find(settings.model, settings.cache_dir, progress)
+    loaded = _load(found, settings.dtype, kernels, progress, "load weights")
+    draft = None
+    if settings.draft_model:
+        files = model_files.find(settings.draft_model, settings.cache_dir, progress)
+        draft = _load(files, settings.dtype, kernels, progress, "load the draft's weights")
+    return StepRunner(
+        loaded.decoder,
         kernels,
-        lambda done, total: progress("load weights", done, total),
+        provider,
+        model_id=found.model_id,
+        fingerprint=loaded.fingerprint_with(draft),
+        draft=draft.decoder if draft is not None else None,
+    )
+
+
+def _load(
+    files: ModelFiles, dtype: str, kernels: CpuKernels, progress: Progress, stage: str
+) -> LoadedModel:
+    loaded = load_model(
+        files.directory,
+        files.weights,
+        dtype,
+        kernels,
+        lambda done, total: progress(stage, done, total),
     )
     # Otherwise the first request would wait for the compiler.
     kernels.warm_up(
@@ -35,10 +53,4 @@ def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -
         loaded.decoder.dtype,
         lambda done, total: progress("compile kernels", done, total),
     )
-    return StepRunner(
-        loaded.decoder,
-        kernels,
-        provider,
-        model_id=found.model_id,
-        fingerprint=loaded.fingerprint,
-    )
+    return loaded
