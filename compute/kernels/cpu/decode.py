@@ -1,13 +1,12 @@
 """One query token per sequence against its paged keys and values.
 
-A sequence's context is cut into pieces of PIECE tokens; each is attended to with an
-online softmax of its own, and the pieces of a sequence are merged at the end (the way
-of flash-decoding). So one long sequence keeps all threads busy, and, since pieces depend
+A sequence's context is cut into pieces of PIECE tokens; each is attended to with a
+softmax of its own, and the pieces of a sequence are merged at the end (the way of
+flash-decoding). So one long sequence keeps all threads busy, and, since pieces depend
 on the length alone, the result does not depend on the rest of the batch nor on the
 number of threads.
 
-Within a piece each block is read once, front to back, for all heads: keys for the scores,
-then values.
+Within a piece all keys are read once, front to back, for all heads, then all values.
 
 Sources: Kwon et al. 2023, arXiv:2309.06180, section 4.3; Milakov and Gimelshein 2018,
 arXiv:1805.02867; Dao et al. 2023, https://crfm.stanford.edu/2023/10/12/flashdecoding.html.
@@ -24,20 +23,15 @@ from compute.kernels.cpu.jit import (
     LOWEST,
     bits_to_f64,
     elements,
-    exp_below_one,
     f32_at,
     f32_plus,
-    helper,
     i32_at,
     kernel,
     load,
     thread_number,
 )
-from compute.kernels.cpu.softmax import absorb, finish
+from compute.kernels.cpu.softmax import PIECE, absorb, finish, merge_into
 from compute.kernels.cpu.vectors import add_values, scores
-
-PIECE = 128  # tokens; a multiple of every block size
-_WIDTH = 32  # the largest block size
 
 
 def partial_floats(num_pieces: int, num_q_heads: int, head_size: int) -> int:
@@ -45,9 +39,9 @@ def partial_floats(num_pieces: int, num_q_heads: int, head_size: int) -> int:
     return num_pieces * num_q_heads * (head_size + 2)
 
 
-def scratch_floats(group: int, num_q_heads: int, head_size: int) -> int:
-    """Room per thread: scores of a block, and a token's queries in fp32."""
-    return group * _WIDTH + num_q_heads * head_size
+def scratch_floats(num_q_heads: int, head_size: int) -> int:
+    """Room per thread: scores of a piece, and a token's queries in fp32."""
+    return num_q_heads * (PIECE + head_size)
 
 
 @functools.cache
@@ -69,7 +63,7 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
         num_heads = num_kv_heads * group
         partial_size = num_heads * (head_size + 2)
         scratch = arguments[20] + me * arguments[21] * 4
-        p, q = f32_at(scratch), f32_at(scratch + group * _WIDTH * 4)
+        p, q = f32_at(scratch), f32_at(scratch + num_heads * PIECE * 4)
         total = np.int64(0)
         for n in range(num_sequences):
             total += seq_lens[n]
@@ -95,36 +89,58 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
                     best[2 * h], best[2 * h + 1] = LOWEST, np.float32(0)
                 for i in range(num_heads * head_size):
                     q[i] = load(row, i) * scale
-                for b in range(start, stop, block_size):
-                    block = np.int64(table[b // block_size]) * block_stride
-                    count = min(block_size, stop - b)
-                    # The next block may lie anywhere, so nobody else can fetch it ahead.
-                    following = table[b // block_size]
-                    if b + block_size < seq_lens[n]:
-                        following = table[b // block_size + 1]
-                    elif n + 1 < num_sequences:
-                        following = i32_at(arguments[12] + (n + 1) * arguments[13] * 4)[0]
-                    ahead = np.int64(following) * block_stride - block
-                    for h in range(num_kv_heads):
-                        k_at = block + h * head_stride
-                        k = elements(kv, k_at, bf16)
-                        v = elements(kv, k_at + v_offset, bf16)
-                        next_k = elements(kv, k_at + ahead, bf16)
-                        next_v = elements(kv, k_at + ahead + v_offset, bf16)
-                        first_row = h * group * head_size
-                        rows_q, rows_acc = f32_plus(q, first_row), f32_plus(acc, first_row)
-                        scores(rows_q, group, k, token_stride, count, p, _WIDTH, head_size, next_k)
-                        for g in range(group):
+                for phase in range(2):
+                    if phase == 1:
+                        for h in range(num_heads):
                             absorb(
-                                f32_plus(rows_acc, g * head_size),
-                                f32_plus(best, 2 * (h * group + g)),
-                                f32_plus(p, g * _WIDTH),
-                                count,
+                                f32_plus(acc, h * head_size),
+                                f32_plus(best, 2 * h),
+                                f32_plus(p, h * PIECE),
+                                stop - start,
                                 head_size,
                             )
-                        add_values(
-                            rows_acc, group, v, token_stride, count, p, _WIDTH, head_size, next_v
-                        )
+                    for b in range(start, stop, block_size):
+                        block = np.int64(table[b // block_size]) * block_stride
+                        count = min(block_size, stop - b)
+                        # The next block may lie anywhere, so nobody else can fetch it ahead.
+                        following = table[b // block_size]
+                        if b + block_size < seq_lens[n]:
+                            following = table[b // block_size + 1]
+                        elif n + 1 < num_sequences:
+                            following = i32_at(arguments[12] + (n + 1) * arguments[13] * 4)[0]
+                        ahead = np.int64(following) * block_stride - block
+                        for h in range(num_kv_heads):
+                            at_h = block + h * head_stride + phase * v_offset
+                            kv_h = elements(kv, at_h, bf16)
+                            next_h = elements(kv, at_h + ahead, bf16)
+                            p_h = f32_plus(p, h * group * PIECE + b - start)
+                            first_row = h * group * head_size
+                            if phase == 0:
+                                rows = f32_plus(q, first_row)
+                                scores(
+                                    rows,
+                                    group,
+                                    kv_h,
+                                    token_stride,
+                                    count,
+                                    p_h,
+                                    PIECE,
+                                    head_size,
+                                    next_h,
+                                )
+                            else:
+                                rows = f32_plus(acc, first_row)
+                                add_values(
+                                    rows,
+                                    group,
+                                    kv_h,
+                                    token_stride,
+                                    count,
+                                    p_h,
+                                    PIECE,
+                                    head_size,
+                                    next_h,
+                                )
                 if seq_lens[n] > PIECE:
                     continue  # left to the merge
                 for i in range(num_heads):
@@ -132,18 +148,6 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
                     finish(out, f32_plus(acc, i * head_size), best[2 * i + 1], head_size)
 
     return kernel(paged_decode)
-
-
-@helper
-def merge_into(acc, best, other, theirs, size):  # type: ignore[no-untyped-def]
-    """Add another piece's result to acc and best."""
-    top = max(best[0], theirs[0])
-    ours_factor = exp_below_one(best[0] - top)
-    their_factor = exp_below_one(theirs[0] - top)
-    best[0] = top
-    best[1] = best[1] * ours_factor + theirs[1] * their_factor
-    for d in range(size):
-        acc[d] = acc[d] * ours_factor + other[d] * their_factor
 
 
 @functools.cache

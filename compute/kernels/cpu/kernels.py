@@ -157,7 +157,7 @@ class CpuKernels:
         max_pieces = -(-max_length // decode.PIECE)
         self._reserve(
             decode.partial_floats(num_sequences * max_pieces, num_q_heads, head_size),
-            decode.scratch_floats(shape.group, num_q_heads, head_size),
+            decode.scratch_floats(num_q_heads, head_size),
         )
         self._run(
             decode.paged_decode_kernel(head_size, shape.group, shape.bf16),

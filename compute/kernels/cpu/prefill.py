@@ -1,9 +1,9 @@
 """A chunk of queries of one sequence against its paged keys and values, causally.
 
 A thread takes one KV head and a tile of queries at a time, and walks over the sequence in
-tiles of TILE tokens, straight from the blocks: scores, online softmax, weighted values.
-Tiles of tokens start at multiples of TILE whatever the chunk, so that the result of a
-query does not depend on how the prompt was cut into chunks.
+pieces of PIECE tokens, straight from the blocks: scores, softmax, weighted values, merged
+with the pieces before. Pieces start at multiples of PIECE whatever the chunk, so that the
+result of a query does not depend on how the prompt was cut into chunks.
 
 Sources: Dao et al. 2022, arXiv:2205.14135 (attention in tiles); Kwon et al. 2023,
 arXiv:2309.06180 (KV in pages).
@@ -28,10 +28,9 @@ from compute.kernels.cpu.jit import (
     load,
     thread_number,
 )
-from compute.kernels.cpu.softmax import absorb, finish
+from compute.kernels.cpu.softmax import PIECE, absorb, finish, merge_into
 from compute.kernels.cpu.vectors import add_values, scores
 
-TILE = 128  # tokens; a multiple of every block size
 _ROWS = 96  # rows of a tile of queries, one per query and head: they fit the second cache
 
 
@@ -40,8 +39,9 @@ def queries_per_tile(group: int) -> int:
 
 
 def scratch_floats(group: int, head_size: int) -> int:
-    """Room per thread: queries, accumulators, scores, and (maximum, sum) of each row."""
-    return queries_per_tile(group) * group * (2 * head_size + TILE + 2)
+    """Room per thread: queries, scores, and of each row an accumulator, a maximum and a
+    sum, of a piece and of all."""
+    return queries_per_tile(group) * group * (3 * head_size + PIECE + 4)
 
 
 @helper
@@ -52,11 +52,25 @@ def absorb_rows(acc, best, p, num_rows, group, visible, count, size):  # type: i
     """
     for row in range(num_rows):
         seen = max(0, min(visible + row // group, count))
-        weights = f32_plus(p, row * TILE)
+        weights = f32_plus(p, row * PIECE)
         if seen > 0:
             absorb(f32_plus(acc, row * size), f32_plus(best, 2 * row), weights, seen, size)
         for b in range(seen, count):
             weights[b] = np.float32(0)
+
+
+@helper
+def merge_rows(all_acc, all_best, acc, best, num_rows, group, visible, start, size):  # type: ignore[no-untyped-def]
+    """Merge the piece from token `start` on into the rows whose queries see some of it."""
+    for row in range(num_rows):
+        ours, theirs = f32_plus(all_best, 2 * row), f32_plus(best, 2 * row)
+        ours_acc, their_acc = f32_plus(all_acc, row * size), f32_plus(acc, row * size)
+        if start == 0:
+            ours[0], ours[1] = theirs[0], theirs[1]
+            for d in range(size):
+                ours_acc[d] = their_acc[d]
+        elif visible + row // group > 0:
+            merge_into(ours_acc, ours, their_acc, theirs, size)
 
 
 @functools.cache
@@ -77,9 +91,11 @@ def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
         scale = np.float32(bits_to_f64(arguments[16]))
         me = thread_number(arguments)
         q = f32_at(arguments[17] + me * arguments[18] * 4)
-        acc = f32_plus(q, most_rows * head_size)
-        p = f32_plus(acc, most_rows * head_size)
-        best = f32_plus(p, most_rows * TILE)
+        p = f32_plus(q, most_rows * head_size)
+        acc = f32_plus(p, most_rows * PIECE)
+        best = f32_plus(acc, most_rows * head_size)
+        all_acc = f32_plus(best, most_rows * 2)
+        all_best = f32_plus(all_acc, most_rows * head_size)
         num_tiles = (num_queries + most_queries - 1) // most_queries
         for item in range(me, num_tiles * num_kv_heads, arguments[1]):
             h = item % num_kv_heads
@@ -91,13 +107,13 @@ def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
                 row = elements(arguments[2], at, bf16)
                 for i in range(group * head_size):
                     q[t * group * head_size + i] = load(row, i) * scale
-            for i in range(rows * head_size):
-                acc[i] = np.float32(0)
-            for row in range(rows):
-                best[2 * row], best[2 * row + 1] = LOWEST, np.float32(0)
             position = seq_len - num_queries + first
-            for start in range(0, position + queries, TILE):
-                count = min(TILE, position + queries - start)
+            for start in range(0, position + queries, PIECE):
+                count = min(PIECE, position + queries - start)
+                for i in range(rows * head_size):
+                    acc[i] = np.float32(0)
+                for row in range(rows):
+                    best[2 * row], best[2 * row + 1] = LOWEST, np.float32(0)
                 for phase in range(2):
                     if phase == 1:
                         absorb_rows(
@@ -110,14 +126,27 @@ def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
                         p_b = f32_plus(p, b)
                         block = elements(kv, at, bf16)
                         if phase == 0:
-                            scores(q, rows, block, token_stride, tokens, p_b, TILE, head_size, None)
+                            scores(
+                                q, rows, block, token_stride, tokens, p_b, PIECE, head_size, None
+                            )
                         else:
                             add_values(
-                                acc, rows, block, token_stride, tokens, p_b, TILE, head_size, None
+                                acc, rows, block, token_stride, tokens, p_b, PIECE, head_size, None
                             )
+                merge_rows(
+                    all_acc,
+                    all_best,
+                    acc,
+                    best,
+                    rows,
+                    group,
+                    position + 1 - start,
+                    start,
+                    head_size,
+                )
             for row in range(rows):
                 t, g = first + row // group, h * group + row % group
                 out = elements(arguments[4], t * arguments[5] + g * head_size, bf16)
-                finish(out, f32_plus(acc, row * head_size), best[2 * row + 1], head_size)
+                finish(out, f32_plus(all_acc, row * head_size), all_best[2 * row + 1], head_size)
 
     return kernel(paged_prefill)

@@ -1,5 +1,9 @@
 """The online softmax of one row: a head of decode, a head of a query of prefill.
 
+Both take a sequence in pieces of PIECE tokens from its start on, each with a softmax of
+its own, and merge them in order. So a token has the same bits whether it was decoded, or
+computed in whichever chunk.
+
 Source: Milakov and Gimelshein 2018, arXiv:1805.02867.
 """
 
@@ -7,6 +11,8 @@ from __future__ import annotations
 
 from compute.kernels.cpu.jit import exp_below_one, helper, store
 from compute.kernels.cpu.vectors import highest, weigh
+
+PIECE = 128  # tokens; a multiple of every block size
 
 
 @helper
@@ -31,3 +37,15 @@ def finish(out, acc, total, size):  # type: ignore[no-untyped-def]
     """out = acc / total, where total is the sum of all weights."""
     for d in range(size):
         store(out, d, acc[d] / total)
+
+
+@helper
+def merge_into(acc, best, other, theirs, size):  # type: ignore[no-untyped-def]
+    """Add the result of another part of the tokens, not yet divided, to acc and best."""
+    top = max(best[0], theirs[0])
+    ours_factor = exp_below_one(best[0] - top)
+    their_factor = exp_below_one(theirs[0] - top)
+    best[0] = top
+    best[1] = best[1] * ours_factor + theirs[1] * their_factor
+    for d in range(size):
+        acc[d] = acc[d] * ours_factor + other[d] * their_factor
