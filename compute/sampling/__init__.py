@@ -12,6 +12,7 @@ A sequence that wants candidates draws nothing. Its row becomes log-probabilitie
 and penalties, biases and masks are applied to those, as in transformers' beam search.
 """
 
+from compute.sampling.grammar import GrammarCompiler
 from compute.sampling.grammar_state import Grammar, GrammarState, NoGrammar
 from compute.sampling.logprobs import scored
 from compute.sampling.options import check_options
@@ -21,6 +22,7 @@ from compute.sampling.sequence import SequenceSampler
 __all__ = [
     "Drawn",
     "Grammar",
+    "GrammarCompiler",
     "GrammarState",
     "NoGrammar",
     "RowsToDraw",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from typing import Any
 
 from quire.compute.v1 import compute_pb2, compute_pb2_grpc
@@ -16,6 +17,10 @@ from services.compute import worker
 from services.compute.pool_provider import GrpcPoolProvider
 from services.compute.servicer import ComputeServicer
 from services.compute.step_thread import StepThread, new_executor
+
+# Of threads that start from here on. The grammar library recurses, and grammars were tried
+# with far less where they came in.
+_STACK_BYTES = 16 * 2**20
 
 _SERVICE = compute_pb2.DESCRIPTOR.services_by_name["ComputeService"].full_name
 
@@ -58,6 +63,7 @@ async def serve(settings: config.ComputeSettings, report: StartupReport) -> None
 
 
 def main(arguments: list[str]) -> int:
+    threading.stack_size(_STACK_BYTES)
     settings = config.load(config.ComputeSettings, "serve-compute", arguments)
     return binary.run("compute", settings, serve)
 

@@ -6,9 +6,10 @@ import os
 
 from compute import threads
 from compute.kernels.cpu import CpuKernels
-from compute.loading import LoadedModel, load_model
+from compute.loading import LoadedModel, load_model, read_eos_ids
 from compute.ports import PoolProvider
 from compute.runner import StepRunner
+from compute.sampling import GrammarCompiler
 from services.common import model_files
 from services.common.config import WorkerSettings
 from services.common.model_files import ModelFiles, Progress
@@ -23,6 +24,9 @@ def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -
     kernels = CpuKernels()
     found = model_files.find(settings.model, settings.cache_dir, progress)
     loaded = _load(found, settings.dtype, kernels, progress, "load weights")
+    text = (found.directory / "tokenizer.json").read_text(encoding="utf-8")
+    eos_ids = read_eos_ids(found.directory)
+    grammars = GrammarCompiler(text, loaded.decoder.config.vocab_size, eos_ids)
     draft = None
     if settings.draft_model:
         files = model_files.find(settings.draft_model, settings.cache_dir, progress)
@@ -34,6 +38,7 @@ def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -
         model_id=found.model_id,
         fingerprint=loaded.fingerprint_with(draft),
         draft=draft.decoder if draft is not None else None,
+        new_grammar=grammars.compile,
     )
 
 

@@ -20,6 +20,7 @@ from compute.kernels.cpu.checks import (
     check_tables,
 )
 from compute.kernels.cpu.jit import clear_cache
+from compute.kernels.cpu.softmax import PIECE
 
 _log = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class CpuKernels:
         check_list("seq_lens", seq_lens, (num_sequences,), torch.int32)
         check_tables(block_tables, num_sequences)
         max_length = block_tables.shape[1] * shape.block_size
-        max_pieces = -(-max_length // decode.PIECE)
+        max_pieces = -(-max_length // PIECE)
         self._reserve(
             decode.partial_floats(num_sequences * max_pieces, num_q_heads, head_size),
             decode.scratch_floats(num_q_heads, head_size),

@@ -13,11 +13,14 @@ from transformers import (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
-from compute.errors import InvalidStep, LogitsNotFinite
-from compute.sampler import check_options, kept_probabilities, sample, uniform
+from compute.sampling import RowsToDraw, SequenceSampler, sample
+from compute.sampling.drawing import uniform
+from compute.sampling.limits import kept_probabilities
 from compute.types import SamplingOptions
+from tests.unit.compute.sampling.rows import draw_all, make_logits, tokens_of
 
 LIMITS = [
     {},
@@ -25,16 +28,16 @@ LIMITS = [
     {"top_k": 5},
     {"top_p": 0.7},
     {"min_p": 0.1},
+    {"typical_p": 0.5},
+    {"typical_p": 0.95},
     {"temperature": 1.7, "top_k": 200, "top_p": 0.9, "min_p": 0.02},
+    {"temperature": 0.8, "top_k": 300, "top_p": 0.95, "min_p": 0.001, "typical_p": 0.9},
+    {"typical_p": 1e-9},
     {"top_k": 1},
     {"top_p": 1e-9},
     {"min_p": 1.0},
     {"temperature": 2.0, "top_p": 0.999},
 ]
-
-
-def _logits(vocab_size=1000, seed=0, spread=2.0):
-    return torch.randn(vocab_size, generator=torch.Generator().manual_seed(seed)) * spread
 
 
 def _oracle_probs(logits, options):
@@ -46,6 +49,8 @@ def _oracle_probs(logits, options):
         warpers.append(TopPLogitsWarper(options.top_p))
     if options.min_p:
         warpers.append(MinPLogitsWarper(options.min_p))
+    if options.typical_p < 1:
+        warpers.append(TypicalLogitsWarper(options.typical_p))
     return torch.softmax(warpers(None, logits[None].clone())[0], dim=0)
 
 
@@ -57,7 +62,7 @@ def _normalized(probs):
 @pytest.mark.parametrize("spread", [0.1, 2.0, 8.0])
 def test_limits_keep_what_the_oracle_keeps(limits, spread):
     options = SamplingOptions(**{"temperature": 1.0, **limits})
-    logits = _logits(spread=spread)
+    logits = make_logits(spread=spread)
     got = _normalized(kept_probabilities(logits - logits.max(), options))
     expected = _oracle_probs(logits, options)
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)  # fp32 softmax
@@ -71,16 +76,16 @@ def test_top_p_keeps_the_lower_ids_among_equals():
 
 def test_greedy_takes_the_lowest_id_among_equals():
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [5.0, 5.0, 5.0, 5.0]])
-    assert sample(logits, [SamplingOptions()] * 2, [1, 1]) == [(1, None), (0, None)]
+    assert tokens_of(logits, [SamplingOptions()] * 2, [1, 1]) == [1, 0]
 
 
 def test_draws_follow_the_distribution():
     options = {"temperature": 1.3, "top_k": 12, "top_p": 0.95}
-    logits = _logits(vocab_size=40)
+    logits = make_logits(vocab_size=40)
     num_draws = 4000
     rows = logits.expand(num_draws, -1)
     choices = [SamplingOptions(seed=seed, **options) for seed in range(num_draws)]
-    counts = Counter(token for token, _ in sample(rows, choices, [9] * num_draws))
+    counts = Counter(tokens_of(rows, choices, [9] * num_draws))
     probs = _normalized(kept_probabilities(logits - logits.max(), choices[0])).tolist()
     kept = [token for token, prob in enumerate(probs) if prob > 0]
     assert counts.keys() <= set(kept)
@@ -108,21 +113,21 @@ def test_draws_are_uniform_over_positions_and_sequence_indices_too():
 
 
 def test_a_draw_depends_on_seed_index_and_position_only():
-    logits = _logits()
+    logits = make_logits()
     options = SamplingOptions(temperature=1.0, seed=11, sequence_index=2)
-    [alone] = sample(logits[None], [options], [7])
+    [alone] = tokens_of(logits[None], [options], [7])
     others = [SamplingOptions(temperature=0.8, top_p=0.5, seed=n) for n in range(5)]
-    batch = torch.stack([*(_logits(seed=n) for n in range(5)), logits])
-    assert sample(batch, [*others, options], [3, 4, 5, 6, 7, 7])[-1] == alone
+    batch = torch.stack([*(make_logits(seed=n) for n in range(5)), logits])
+    assert tokens_of(batch, [*others, options], [3, 4, 5, 6, 7, 7])[-1] == alone
     drawn = {
-        sample(logits[None], [changed], [position])[0][0]
+        tokens_of(logits[None], [changed], [position])[0]
         for changed, position in [
             (options, 8),
             (SamplingOptions(temperature=1.0, seed=12, sequence_index=2), 7),
             (SamplingOptions(temperature=1.0, seed=11, sequence_index=3), 7),
         ]
     }
-    assert drawn != {alone[0]}
+    assert drawn != {alone}
 
 
 def test_a_mixed_batch_gives_each_row_what_it_gets_alone():
@@ -132,74 +137,65 @@ def test_a_mixed_batch_gives_each_row_what_it_gets_alone():
         SamplingOptions(temperature=2.0, seed=6, min_p=0.3),
         SamplingOptions(),
     ]
-    batch = torch.stack([_logits(seed=n) for n in range(4)])
+    batch = torch.stack([make_logits(seed=n) for n in range(4)])
     before = batch.clone()
-    together = sample(batch, choices, [1, 2, 3, 4])
+    together = draw_all(batch, choices, [1, 2, 3, 4])
     for n in range(4):
-        assert sample(batch[n : n + 1], choices[n : n + 1], [n + 1]) == [together[n]]
+        assert draw_all(batch[n : n + 1], choices[n : n + 1], [n + 1]) == [together[n]]
     assert torch.equal(batch, before)
-
-
-def test_log_probabilities_are_those_of_the_unmodified_softmax():
-    logits = _logits()
-    choices = [
-        SamplingOptions(return_logprob=True),
-        SamplingOptions(temperature=0.3, top_k=2, seed=1, return_logprob=True),
-        SamplingOptions(temperature=0.3, top_k=2, seed=1),
-    ]
-    result = sample(logits.expand(3, -1), choices, [4, 4, 4])
-    expected = torch.log_softmax(logits, dim=0)
-    for token, logprob in result[:2]:
-        assert logprob == pytest.approx(float(expected[token]), abs=1e-5)
-    assert result[2] == (result[1][0], None)
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-5])
 def test_a_tiny_temperature_is_greedy(temperature):
-    logits = _logits()
-    [(token, _)] = sample(logits[None], [SamplingOptions(temperature=temperature)], [0])
-    assert token == int(logits.argmax())
+    logits = make_logits()
+    options = SamplingOptions(temperature=temperature)
+    assert tokens_of(logits[None], [options], [0]) == [int(logits.argmax())]
 
 
 def test_extreme_logits_are_drawn_without_overflow():
     logits = torch.tensor([[1e38, -1e38, 9e37, -math.inf]])
     options = SamplingOptions(temperature=0.01, top_p=0.9)
-    assert sample(logits, [options], [0]) == [(0, None)]
+    assert tokens_of(logits, [options], [0]) == [0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_are_an_error(bad, limits, temperature):
-    logits = torch.stack([_logits(), _logits()])
+def test_a_row_that_is_not_finite_fails_alone(bad, limits, temperature):
+    logits = torch.stack([make_logits(), make_logits()])
     logits[1, 17] = bad
     options = SamplingOptions(**{"temperature": temperature, **limits})
-    with pytest.raises(LogitsNotFinite):
-        sample(logits, [options] * 2, [0, 0])
+    good, failed = draw_all(logits, [options] * 2, [0, 0])
+    assert len(good.tokens) == 1
+    assert good.failure is None
+    assert failed.tokens == []
+    assert failed.failure.reason == "LOGITS_NOT_FINITE"
 
 
-def test_a_row_without_any_possible_token_is_an_error():
-    with pytest.raises(LogitsNotFinite):
-        sample(torch.full((1, 9), -math.inf), [SamplingOptions()], [0])
+def test_a_row_without_any_possible_token_fails():
+    [drawn] = draw_all(torch.full((1, 9), -math.inf), [SamplingOptions()], [0])
+    assert drawn.failure.reason == "LOGITS_NOT_FINITE"
 
 
 @pytest.mark.parametrize("limits", LIMITS)
 def test_impossible_tokens_are_never_drawn(limits):
-    logits = _logits(vocab_size=40)
+    logits = make_logits(vocab_size=40)
     logits[::2] = -math.inf
     options = {"temperature": 1.0, "return_logprob": True, **limits}
-    drawn = sample(
+    drawn = draw_all(
         logits.expand(200, -1),
         [SamplingOptions(seed=seed, **options) for seed in range(200)],
         [3] * 200,
     )
-    assert all(token % 2 == 1 and -math.inf < logprob <= 0 for token, logprob in drawn)
+    tokens = [token for each in drawn for token in each.tokens]
+    assert len(tokens) == 200
+    assert all(token.token_id % 2 == 1 and -math.inf < token.logprob <= 0 for token in tokens)
 
 
 def test_a_top_k_beyond_the_vocabulary_is_no_limit():
-    logits = _logits(vocab_size=40).expand(100, -1)
+    logits = make_logits(vocab_size=40).expand(100, -1)
     results = [
-        sample(
+        draw_all(
             logits,
             [SamplingOptions(temperature=2.0, top_k=top_k, seed=seed) for seed in range(100)],
             [1] * 100,
@@ -210,7 +206,7 @@ def test_a_top_k_beyond_the_vocabulary_is_no_limit():
 
 
 def test_options_at_their_limits_draw_the_most_likely_token():
-    logits = _logits()
+    logits = make_logits()
     options = SamplingOptions(
         temperature=1e-6,
         top_k=2**31 - 1,
@@ -218,39 +214,10 @@ def test_options_at_their_limits_draw_the_most_likely_token():
         min_p=1.0,
         seed=2**64 - 1,
         sequence_index=2**31 - 1,
-        return_logprob=True,
     )
-    [(token, logprob)] = sample(logits[None], [options], [2**31 - 1])
-    assert token == int(logits.argmax())
-    assert logprob == pytest.approx(float(torch.log_softmax(logits, dim=0).max()), abs=1e-5)
+    [drawn] = sample(logits[None], [RowsToDraw(SequenceSampler(options), 0, range(2**31 - 1))])
+    assert [token.token_id for token in drawn.tokens] == [int(logits.argmax())]
 
 
 def test_no_rows_give_no_tokens():
-    assert sample(torch.empty(0, 10), [], []) == []
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", math.nan),
-        ("temperature", math.inf),
-        ("top_k", -1),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("top_p", math.nan),
-        ("min_p", -0.1),
-        ("min_p", 1.5),
-        ("seed", -1),
-        ("seed", 2**64),
-        ("sequence_index", -1),
-    ],
-)
-def test_options_out_of_range_are_refused_by_name(field, value):
-    with pytest.raises(InvalidStep, match=field):
-        check_options("a", SamplingOptions(**{field: value}))
-
-
-def test_options_at_their_limits_are_valid():
-    check_options("a", SamplingOptions(0.0, 0, 1.0, 0.0, 0, 0))
-    check_options("a", SamplingOptions(100.0, 10**9, 1e-9, 1.0, 2**64 - 1, 7))
+    assert sample(torch.empty(0, 10), []) == []
