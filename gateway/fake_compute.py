@@ -132,6 +132,7 @@ class FakeStream:
     def __init__(self, compute: FakeCompute) -> None:
         self._compute = compute
         self._known: dict[str, _Known] = {}
+        self._written: set[int] = set()  # slots, by the step that runs
         self._queue: asyncio.Queue[tuple[Step, Granted]] = asyncio.Queue()
 
     async def submit(self, step: Step) -> None:
@@ -173,6 +174,7 @@ class FakeStream:
             first, new = extension.first_index, extension.block_ids
             table[first : first + len(new)] = new
         self._copy(step)
+        self._written.clear()
         result = StepResult(step.step_id, [], self._compute.delay, 0.0, [], [], [])
         for chunk in step.chunks:
             self._run_chunk(chunk, granted, result)
@@ -249,6 +251,9 @@ class FakeStream:
             digest = _digest(known.token_ids[position], digest)
             slot = known.block_ids[position // size] * size + position % size
             if position >= start:
+                if slot in self._written:
+                    raise ContractBroken(f"{sequence_id}: token {position} shares its slot")
+                self._written.add(slot)
                 slots[slot] = digest
             elif slots.get(slot) != digest:
                 raise ContractBroken(f"{sequence_id}: slot of token {position} holds other KV")

@@ -222,6 +222,7 @@ class Scheduler:
         self._asked, self._forking = {}, {}
         self._copies = CopyQueue()
         self._preemption = Preemption()
+        self._builder.shared.clear()
         self._admission.reset()
 
     # --- plans ----------------------------------------------------------------
@@ -329,6 +330,7 @@ class Scheduler:
             if commit := sequence.take_commit(self._block_size, whole=True):
                 self._commits.append(commit)
             self._forget_on_compute(sequence)
+            self._builder.shared.forget(sequence)
             del self._by_id[sequence.id]
             self._suspending[sequence.id] = sequence
             sequence.leave_pool()
@@ -358,11 +360,14 @@ class Scheduler:
             if sequence := self._by_id.get(sequence_id):
                 sequence.grant(length, self._block_size)
         self._asked = {}
+        back: list[Sequence] = []
         for resumed in result.resumed:
             sequence = self._admission.asked.pop(resumed.sequence_id)
             sequence.resume_with(resumed, self._block_size)
-            self._num_resumes += 1
             self._begin(sequence)
+            back.append(sequence)
+        self._num_resumes += len(back)
+        self._builder.shared.add(back, self._block_size)
         started: list[SequenceGroup] = []
         for opened in result.opened:
             sequence = self._admission.asked.pop(opened.sequence_id)
@@ -511,6 +516,7 @@ class Scheduler:
         self._forget_on_compute(sequence)
         del self._by_id[sequence.id]
         self.speculator.forget(sequence)
+        self._builder.shared.forget(sequence)
         self._admission.note_end()
         group = sequence.group
         if sequence in group.sequences:

@@ -10,6 +10,7 @@ from gateway.group import SequenceGroup
 from gateway.pace import Pace
 from gateway.ports import BlockCopy, SampledToken, Step, StepResult
 from gateway.sequence import Sequence
+from gateway.shared_blocks import SharedBlocks
 from gateway.speculation import Speculator
 
 # Tokens that a step must have for its time to say what prefills cost.
@@ -20,6 +21,7 @@ class StepBuilder:
     """Fills one step at a time and takes its result apart."""
 
     def __init__(self, token_budget: int, pace: Pace, speculator: Speculator) -> None:
+        self.shared = SharedBlocks()
         self._budget = token_budget
         self._pace = pace
         self._speculator = speculator
@@ -33,6 +35,7 @@ class StepBuilder:
         Decodes first, one token each, with guesses in what the budget has left when each
         has its token; then the tokens of prompts, as many as the pace allows.
         """
+        self.shared.start_step()
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for group in groups:
@@ -61,6 +64,8 @@ class StepBuilder:
         for sequence in prefills:
             if budget < 1:
                 break
+            if not self.shared.claim(sequence):
+                continue
             sequence.chunk = sequence.next_chunk(budget)
             budget -= sequence.chunk.num_tokens
             batch.append(sequence)
@@ -110,6 +115,7 @@ class StepBuilder:
                 self._speculator.learn(sequence, chunk.num_drafts, len(tokens))
             stepped.append((sequence, tokens))
         self._batch = []
+        self.shared.end_step()
         return stepped
 
     def _observe(self, result: StepResult) -> None:
