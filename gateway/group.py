@@ -130,6 +130,11 @@ class SequenceGroup:
         return all(s.block_ids and s.length >= len(s.token_ids) for s in self.sequences)
 
     @property
+    def is_level(self) -> bool:
+        """Each sequence lacks the KV of its last token alone."""
+        return all(sequence.num_pending == 1 for sequence in self.sequences)
+
+    @property
     def num_lost_tokens(self) -> int:
         """Tokens that would have to be computed again if it were suspended.
 

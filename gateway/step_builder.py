@@ -41,14 +41,17 @@ class StepBuilder:
         for group in groups:
             if group.beams is not None and not group.can_step:
                 continue
+            may_decode = group.beams is None or group.is_level
             for sequence in group.sequences:
-                num_tokens = len(sequence.token_ids)
-                num_pending = num_tokens - sequence.num_computed
+                num_pending = sequence.num_pending
                 if sequence.num_slots <= sequence.num_computed or not num_pending:
                     continue  # no slot, or nothing to compute
                 if sequence.is_ended:
                     continue
-                (decodes if num_pending == 1 else prefills).append(sequence)
+                if num_pending > 1:
+                    prefills.append(sequence)
+                elif may_decode:
+                    decodes.append(sequence)
         budget = self._budget - len(decodes)
         num_drafts = 0
         for sequence in decodes:
@@ -64,9 +67,10 @@ class StepBuilder:
         for sequence in prefills:
             if budget < 1:
                 break
-            if not self.shared.claim(sequence):
+            limit = _most_tokens(sequence, budget)
+            if limit < 1 or not self.shared.claim(sequence):
                 continue
-            sequence.chunk = sequence.next_chunk(budget)
+            sequence.chunk = sequence.next_chunk(limit)
             budget -= sequence.chunk.num_tokens
             batch.append(sequence)
         self._batch = batch
@@ -130,3 +134,10 @@ class StepBuilder:
         if num_tokens >= max(_LEAST_PREFILL, 4 * self._num_decodes):
             return num_tokens, result.elapsed - result.copy_elapsed
         return 0, 0.0
+
+
+def _most_tokens(sequence: Sequence, budget: int) -> int:
+    """Beams draw their next tokens together, so each waits with its last one."""
+    if sequence.group.beams is None or len(sequence.group.sequences) == 1:
+        return budget
+    return min(budget, sequence.num_pending - 1)

@@ -99,7 +99,6 @@ async def test_alone_batched_chunked_swapped_recomputed_and_guessed(tiny, draft,
     small = {"dtype": dtype, "num_blocks": 42, "watermark": 0.0}
     swapped, stats = await _together(tiny, num_host_blocks=200, **small)
     assert stats.preemptions.num_swapped > 0
-    assert stats.preemptions.num_swapped > stats.preemptions.num_recomputed  # by what is cheaper
     assert swapped == expected
 
     recomputed, stats = await _together(tiny, **small)
@@ -126,7 +125,7 @@ async def test_a_structured_answer_survives_preemptions(tiny):
     assert set(value) == {"a", "b"}
     crowd = [
         GenerationRequest(
-            request_id=f"crowd {n}",
+            request_id=f"crowd-{n}",
             prompt_ids=prompt,
             max_tokens=60,
             sampling=SamplingOptions(temperature=1.0, seed=n),

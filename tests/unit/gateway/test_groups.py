@@ -158,6 +158,20 @@ def test_a_group_is_suspended_and_resumed_whole(new_cell, kv):
     cell.assert_empty()
 
 
+@pytest.mark.parametrize("token_budget", [7, 20, 512])
+def test_beams_whose_kv_is_computed_again_go_on_together(new_cell, token_budget):
+    cell = new_cell(num_blocks=17, token_budget=token_budget, max_running=6)
+    first = cell.add([1] * 9, max_tokens=40)
+    beams = cell.add([2] * 13, max_tokens=14, n=3, beams=BeamOptions(3))
+    cell.run()
+    assert cell.scheduler.preemption_stats().num_recomputed >= 3
+    assert cell.outputs["r0"] == cell.expected(first)
+    expected = search([2] * 13, 14, BeamOptions(3), ())
+    found = [cell.outputs[name] for name in names(cell, beams)]
+    assert found == [list(result.token_ids) for result in expected]
+    cell.assert_empty()
+
+
 def test_cancelling_in_the_middle_of_a_swap_releases_everything(new_cell):
     cell = new_cell(num_blocks=18, block_size=4, kv={"host_blocks": 64})
     for turns in range(100):
@@ -221,8 +235,8 @@ def test_a_sequence_that_fails_ends_its_group_alone(new_cell):
 
 asked_groups = st.lists(
     st.tuples(
-        st.lists(st.integers(0, 2), min_size=1, max_size=10),
-        st.integers(1, 10),
+        st.lists(st.integers(0, 2), min_size=1, max_size=18),
+        st.integers(1, 14),
         st.integers(1, 4),  # sequences
         st.sampled_from(["sample", "beam"]),
         st.integers(-2, 2),  # priority
@@ -235,7 +249,7 @@ asked_groups = st.lists(
 @settings(deadline=None, max_examples=200)
 @given(
     asked_groups,
-    st.integers(20, 40),
+    st.integers(34, 60),
     st.sampled_from([{}, {"host_blocks": 8}, {"host_blocks": 64}, {"frees_late": 2}]),
     st.sampled_from(list(SpeculationMethod)),
     st.data(),
