@@ -173,6 +173,9 @@ class Engine:
         longest = longest_sequence(self.model, num_prompt_tokens, request.num_sequences)
         if request.max_tokens is not None:
             longest = num_prompt_tokens + request.max_tokens
+        if request.sampling.return_prompt_logprobs:
+            # Each token of the prompt must be computed for its score, so none may be found.
+            request = dataclasses.replace(request, salt=secrets.token_hex(16))
         group = self._scheduler.add(request, longest)
         generation = Generation(group, self.tokenizer.detokenizer)
         self._generations[request.request_id] = self._by_group[group] = generation

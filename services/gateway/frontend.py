@@ -158,9 +158,6 @@ class Frontend:
     def _events(
         self, request: GenerationRequest, session: SessionOptions | None
     ) -> AsyncGenerator[GenerationEvent]:
-        if request.sampling.return_prompt_logprobs:
-            # Each token of the prompt must be computed for its score, so none may be found.
-            request = dataclasses.replace(request, salt=secrets.token_hex(16))
         if session is None:
             return self._engine.generate(request)
         return self._turn(request, session)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers import AutoTokenizer
 
 from compute.fakes import PrivatePool, SimpleDriver
 from compute.kernels.cpu import CpuKernels
 from compute.loading import load_model
 from compute.runner import StepRunner
 from compute.types import SamplingOptions
+from tests.integration.oracle import load_oracle
 
 pytestmark = pytest.mark.timeout(1200)  # about two minutes on two idle cores
 
@@ -53,19 +53,7 @@ class Oracle:
     """transformers' forward with the weights that transformers itself reads."""
 
     def __init__(self, model_files) -> None:
-        config = AutoConfig.from_pretrained(model_files.directory)
-        if model_files.weights.is_dir():
-            model = LlamaForCausalLM.from_pretrained(model_files.weights, dtype=torch.float32)
-        else:
-            model = LlamaForCausalLM(config).float()
-            loaded = load_gguf_checkpoint(
-                str(model_files.weights), return_tensors=True, model_to_load=model
-            )
-            missing, extra = model.load_state_dict(loaded["tensors"], strict=False)
-            assert not extra
-            assert set(missing) <= {"lm_head.weight"}
-            model.tie_weights()
-        self._model = model.eval()
+        self._model = load_oracle(model_files)
 
     def judge(self, name: str, prompt: list[int], generated) -> int:
         """Check one answer; return how many near ties fell the other way."""
