@@ -176,8 +176,11 @@ class BlockPool:
     # --- the tree -----------------------------------------------------------
 
     def refresh(self, chain: Chain) -> None:
-        """Restart a chain whose node was evicted: its blocks can be registered again."""
-        if not chain.is_alive:
+        """Restart a chain whose node was evicted, or went to the host pool with the sequence
+        whose blocks they were: its own blocks can be registered again."""
+        node = chain.node
+        is_away = node is not None and node.blocks and self.frames.is_host(node.blocks[0])
+        if is_away or not chain.is_alive:
             chain.restart()
 
     def register(self, chain: Chain, block_ids: array[int], data: bytes) -> None:

@@ -61,6 +61,22 @@ def test_a_swapped_sequence_waits_in_the_host_pool_and_comes_back_whole(manager,
     assert stats.num_host_free == stats.num_host_blocks
 
 
+def test_what_another_takes_along_to_the_host_pool_its_twin_puts_back(manager, plan):
+    """Both computed the same prompt; the tree had one's blocks, which now leave."""
+    manager.open_sequences([plan("a", 16), plan("b", 16)])
+    manager.commit_blocks([CommitPlan("a", 16), CommitPlan("b", 16)])
+    manager.extend_sequences([ExtendPlan("b", 32)])
+    [answer], _, transfer = suspend(manager, "a", mode=SWAP)
+    assert answer.num_copied_blocks == 2
+    manager.complete_transfer(transfer, 0.001)
+    manager.commit_blocks([CommitPlan("b", 24, 16, tuple(range(500, 508)))])
+    assert manager.audit() == []
+    stats = manager.stats()
+    assert stats.num_host_cached == 0
+    [again] = manager.open_sequences([plan("c", 17)])
+    assert again.num_cached_tokens == 16
+
+
 def test_the_cheaper_way_is_taken_and_the_answer_says_what_both_cost(manager, opened):
     opened(manager, "a", 24)
     opened(manager, "b", 24, 1000)
