@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import grpc
+import openai
 import pytest
+from quire.gateway.v1 import gateway_pb2_grpc as pb_grpc
 
 from tests.integration.running import Running, start_quire
 
@@ -27,3 +30,25 @@ def quire_url(quire) -> str:
 @pytest.fixture(scope="session")
 def quire_grpc(quire) -> str:
     return quire.grpc
+
+
+@pytest.fixture
+def client(quire_url):
+    with openai.OpenAI(base_url=f"{quire_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def model(client):
+    return client.models.list().data[0].id
+
+
+@pytest.fixture
+def channel(quire_grpc):
+    with grpc.insecure_channel(quire_grpc) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel):
+    return pb_grpc.GenerationServiceStub(channel)
