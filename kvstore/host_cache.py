@@ -136,10 +136,10 @@ class HostCache:
         `others` go with them, and so many copies within the page pool `besides`. The number
         is 0 if there are none, or only the latter.
         """
+        if not (self._copies or others.num_host or others.num_inside):
+            return [], 0
         copies, self._copies = self._copies, []
         size = others._replace(num_host=others.num_host + len(copies))
-        if not (size.num_host or size.num_inside):
-            return [], 0
         self._sizes[self._transfer] = size._replace(num_inside=size.num_inside + num_besides)
         if len(self._sizes) > _MOST_SIZES:  # nobody says that they were run
             del self._sizes[next(iter(self._sizes))]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import Protocol, TypeVar
@@ -66,11 +66,16 @@ def update(state: PoolState, changes: Update, epoch: int) -> UpdateResult:
         num_replaced=sum(one.copied_from is not None for one in result.extended),
     )
     frames = state.blocks.frames
-    return replace(
-        result,
-        copies=copies,
-        transfer=transfer,
-        num_available_blocks=frames.num_free + frames.num_cached,
+    return UpdateResult(
+        result.extended,
+        result.opened,
+        result.refused,
+        copies,
+        transfer,
+        result.forked,
+        result.suspended,
+        result.resumed,
+        frames.num_free + frames.num_cached,
     )
 
 
@@ -98,7 +103,8 @@ def _apply(state: PoolState, changes: Update, epoch: int, result: UpdateResult) 
         result.extended,
         refused,
     )
-    _Admission(state, changes, epoch, result).run()
+    if changes.resumes or changes.opens:
+        _Admission(state, changes, epoch, result).run()
 
 
 def check_reports(changes: Update) -> None:
@@ -167,7 +173,8 @@ def _close(state: PoolState, ids: Iterable[str], epoch: int, result: UpdateResul
                 closing[sequence_id] = state.find(sequence_id, epoch)
             except KvStoreError as error:
                 result.refused.append(_refusal(sequence_id, error))
-    state.close(closing.values())
+    if closing:
+        state.close(closing.values())
 
 
 def _suspend(

@@ -48,17 +48,18 @@ class LeavingRules:
     def suspend(self, data, mode, runs_copies):
         ids = data.draw(st.sets(st.sampled_from(self.resident), min_size=1, max_size=3), "ids")
         plans = [SuspendPlan(sequence_id, mode) for sequence_id in sorted(ids)]
+        leaving, room = self.with_groups(sorted(ids)), self.room()
         answers, copies, transfer = self.manager.suspend_sequences(plans, runs_copies=runs_copies)
-        assert [answer.sequence_id for answer in answers] == sorted(ids)
+        assert [answer.sequence_id for answer in answers] == leaving
+        assert sum(answer.num_freed_blocks for answer in answers) == self.room() - room
         assert len(copies) == sum(answer.num_copied_blocks for answer in answers)
         if not runs_copies or mode is SuspendMode.RECOMPUTE:
             assert {answer.mode for answer in answers} == {SuspendMode.RECOMPUTE}
             assert not copies
         self.run(copies)
         self.transfer = max(self.transfer, transfer)
-        for sequence_id in ids:
-            known = self.open[sequence_id]
-            known.is_suspended, known.table, known.opened = True, [], None
+        for sequence_id in leaving:
+            self.note_leave(sequence_id)
         for call, plan in [
             (self.manager.extend_sequences, ExtendPlan(min(ids), 1000)),
             (self.manager.commit_blocks, CommitPlan(min(ids), 1)),
@@ -73,23 +74,23 @@ class LeavingRules:
     @rule(data=st.data(), runs_copies=st.booleans())
     def resume(self, data, runs_copies):
         ids = sorted(data.draw(st.sets(st.sampled_from(self.suspended), min_size=1), "ids"))
-        self.bring_back(ids, runs_copies)
+        self.bring_back(ids, runs_copies, commits=data.draw(st.booleans(), "commits"))
 
     @precondition(lambda self: self.resident)
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=20))
     def swap_and_back(self, data, new):
         """The whole way of a swap, with a change of the pool in between."""
         sequence_id = self.pick(data)
-        known = self.open[sequence_id]
         self.decode(data=_Picked(sequence_id), new=[*new, self.next_id % 7])
         plan = SuspendPlan(sequence_id, SuspendMode.SWAP)
         _, copies, transfer = self.manager.suspend_sequences([plan], runs_copies=True)
         self.run(copies)
-        known.is_suspended, known.table, known.opened = True, [], None
+        for one in self.group_of(sequence_id):
+            self.note_leave(one)
         if transfer:
             self.manager.complete_transfer(transfer, 0.001)
         self.fill(count=self.num_blocks)
-        self.bring_back([sequence_id], True)
+        self.bring_back([sequence_id], True, commits=True)
 
     @rule(count=st.integers(1, 14))
     def fill(self, count):
@@ -107,30 +108,40 @@ class LeavingRules:
         if result.transfer:
             self.manager.complete_transfer(result.transfer, 0.0)
 
-    def bring_back(self, ids, runs_copies):
+    def bring_back(self, ids, runs_copies, *, commits):
         before, room = self.snapshot(), self.room()
+        returning = self.with_groups(ids)
         try:
             answers, copies, transfer = self.manager.resume_sequences(ids, runs_copies=runs_copies)
         except (OutOfBlocks, QuotaExceeded, PromptExceedsPool):
-            sizes = sum(self.blocks_for(len(self.open[i].tokens)) for i in ids)
+            sizes = sum(self.blocks_for(len(self.open[i].tokens)) for i in returning)
             assert self.options.tenants or sizes > room
             assert self.snapshot() == before
             return
         self.run(copies)
         self.transfer = max(self.transfer, transfer)
-        for sequence_id, answer in zip(ids, answers, strict=True):
-            known = self.open[sequence_id]
-            assert answer.length == len(known.tokens)
-            assert answer.num_computed_tokens <= max(known.num_reported, len(known.tokens) - 1)
+        assert [answer.sequence_id for answer in answers] == returning
+        self.check_sharing(answers)
+        for answer in answers:
             assert runs_copies or not answer.copies
-            known.table, known.length = list(answer.block_ids), answer.length
-            # What it has is known to the manager once it is committed.
-            known.num_computed = known.num_reported = answer.num_computed_tokens
-            known.is_suspended, known.tail_may_be_found = False, False
-            self.run(answer.copies)
+            self.note_return(answer)
+        for sequence_id in returning if commits else ():
+            known = self.open[sequence_id]
+            known.num_reported = known.num_computed
             self.manager.commit_blocks([CommitPlan(sequence_id, known.num_computed)])
         with pytest.raises(SequenceNotSuspended):
             self.manager.resume_sequences(ids)
+
+    def check_sharing(self, answers):
+        """Those who come back together have a block for what they have in common."""
+        places = {}
+        for answer in answers:
+            known = self.open[answer.sequence_id]
+            limit = max(known.num_reported, len(known.tokens) - 1)
+            for index in range(limit // self.block_size):
+                key = self.prefix(known.space, known.tokens, index + 1)
+                places.setdefault(key, set()).add(answer.block_ids[index])
+        assert all(len(blocks) == 1 for blocks in places.values())
 
     @precondition(lambda self: self.transfer)
     @rule()

@@ -6,14 +6,14 @@ were ever computed. It does not know how blocks are chosen or evicted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvstore.attachment import ManagerOptions
 from kvstore.errors import OutOfBlocks, QuotaExceeded
 from kvstore.eviction import DEFAULT_POLICY
 from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
-from kvstore.types import ExtendPlan, KvShape, Namespace, OpenPlan
+from kvstore.types import ExtendPlan, ForkedSequence, ForkPlan, KvShape, Namespace, OpenPlan
 
 SHAPE = KvShape(num_layers=1, num_kv_heads=1, head_size=8, dtype="bfloat16")
 SPACES = [Namespace(b"m", adapter="x"), Namespace(b"m", tenant="x")]
@@ -33,6 +33,7 @@ class Known:
     opened: object = None  # None: forked or truncated since
     tail_may_be_found: bool = False  # its last block may have been full, for somebody
     is_suspended: bool = False
+    group: str = ""
 
 
 class ManagerModel:
@@ -145,7 +146,65 @@ class ManagerModel:
             num_shared * self.block_size,
             list(opened.block_ids),
             opened,
+            group=plan.group,
         )
+
+    def group_of(self, sequence_id: str) -> list[str]:
+        """All of its group that are suspended, or resident, as it is."""
+        known = self.open[sequence_id]
+        if not known.group:
+            return [sequence_id]
+        same = (known.group, known.is_suspended)
+        return [key for key, one in self.open.items() if (one.group, one.is_suspended) == same]
+
+    def with_groups(self, sequence_ids) -> list[str]:
+        return list(dict.fromkeys(key for one in sequence_ids for key in self.group_of(one)))
+
+    def note_fork(self, plan: ForkPlan, forked) -> None:
+        source = self.open[plan.source_id]
+        num_tokens = plan.length or len(source.tokens)
+        length = min(source.length, num_tokens)
+        table = source.table[: self.blocks_for(length)]
+        computed = min(source.num_reported, length)
+        assert forked == ForkedSequence(plan.sequence_id, table, length, computed)
+        source.opened, source.tail_may_be_found = None, True
+        self.open[plan.sequence_id] = replace(
+            source,
+            tokens=source.tokens[:num_tokens],
+            table=table,
+            length=length,
+            num_computed=computed,
+            num_reported=computed,
+        )
+
+    def note_cut(self, sequence_id: str, length: int) -> None:
+        known = self.open[sequence_id]
+        del known.tokens[length:]
+        del known.table[self.blocks_for(length) :]
+        known.length = length
+        known.num_computed = min(known.num_computed, length)
+        known.num_reported = min(known.num_reported, length)
+        known.opened = None
+        known.tail_may_be_found = True
+
+    def note_leave(self, sequence_id: str) -> None:
+        known = self.open[sequence_id]
+        known.is_suspended, known.table, known.opened = True, [], None
+
+    def note_return(self, answer) -> None:
+        """Its own copies are run, those of the pools were."""
+        known = self.open[answer.sequence_id]
+        assert answer.length == len(known.tokens)
+        assert answer.num_computed_tokens <= max(known.num_reported, len(known.tokens) - 1)
+        known.table, known.length = list(answer.block_ids), answer.length
+        self.run(answer.copies)
+        known.num_computed = answer.num_computed_tokens
+        known.is_suspended, known.tail_may_be_found = False, False
+        # What is yet to be copied is known to the manager with the next commit.
+        listed, _ = self.manager.list_sequences(1000)
+        [info] = [one for one in listed if one.sequence_id == answer.sequence_id]
+        assert info.num_computed_tokens <= known.num_computed
+        known.num_reported = info.num_computed_tokens
 
     def grow(self, sequence_id: str, length: int, extended) -> None:
         known = self.open[sequence_id]

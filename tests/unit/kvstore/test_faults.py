@@ -56,6 +56,41 @@ def hit(manager, tokens, namespace) -> int:
     return opened.num_cached_tokens
 
 
+def available(manager) -> int:
+    """Blocks that nobody holds; every block is counted once."""
+    stats = manager.stats()
+    assert stats.num_free + stats.num_cached + stats.num_held == stats.num_blocks
+    return stats.num_free + stats.num_cached
+
+
+def complete_all(manager) -> None:
+    """All copies that were ever asked for were run."""
+    manager.complete_transfer(manager._attached.state.blocks.host._transfer - 1, 0.0)
+
+
+def swap_out_and_in(manager, number, *, completes_first) -> list[str]:
+    """Three samples of 20 tokens leave by swap and come back; their ids."""
+    names = [f"{number}{letter}" for letter in "abc"]
+    plan = OpenPlan(names[0], range(100 * number, 100 * number + 20), OURS, group="g")
+    forks = [ForkPlan(names[0], name) for name in names[1:]]
+    assert manager.update(Update(opens=[plan], runs_copies=True)).refused == []
+    left = manager.update(
+        Update(
+            commits=[CommitPlan(names[0], 20)],
+            forks=forks,
+            suspends=[SuspendPlan(names[0], SuspendMode.SWAP)],
+            runs_copies=True,
+        )
+    )
+    assert [one.sequence_id for one in left.suspended] == names
+    if completes_first:
+        complete_all(manager)
+    back = manager.update(Update(resumes=names[:1], runs_copies=True))
+    assert [one.sequence_id for one in back.resumed] == names
+    assert left.refused == back.refused == []
+    return names
+
+
 @pytest.mark.parametrize("way", ["suspended", "evicted"])
 def test_c3_a_block_that_moves_to_the_host_pool_keeps_its_namespace(managers, way):
     """Asserted both ways: a salt that is lost gives others a hit, a wrong one gives us none."""
@@ -141,6 +176,80 @@ def test_c11_without_room_in_the_host_pool_everything_is_computed_again(managers
         manager.complete_transfer(transfer, 0.0)
         manager.close_sequences([name])
     assert manager.stats().num_held == 0
+
+
+@pytest.mark.parametrize("num_host_blocks", [12, 3, 0])
+@pytest.mark.parametrize("has_heir", [False, True])
+def test_s4_cancels_amid_a_swap_in_give_back_every_block(managers, num_host_blocks, has_heir):
+    """100 groups, each cancelled when it is back and its copies are yet to be run.
+
+    With an heir: the same update gives their blocks to somebody else. The first transfer, to
+    the host pool, is completed before the swap-in, or after it, or only after the cancel.
+    """
+    manager = managers(10, num_host_blocks=num_host_blocks)
+    compute(manager, "stays", range(5000, 5010), OURS)
+    stays = manager.list_sequences()[0][0]
+    room = available(manager)
+    assert room == 8
+    for number in range(100):
+        names = swap_out_and_in(manager, number, completes_first=number % 3 == 0)
+        if number % 3 == 1:
+            complete_all(manager)
+        before = manager.stats()
+        # One first, whose copies bring what the others share.
+        for closes in (names[:1], names[1:]):
+            heirs = [OpenPlan(f"heir of {closes[0]}", range(9000, 9008), THEIRS)] * has_heir
+            result = manager.update(Update(closes=closes, opens=heirs, runs_copies=True))
+            assert result.refused == []
+            assert available(manager) == result.num_available_blocks
+            manager.close_sequences([heir.sequence_id for heir in heirs])
+        assert available(manager) == room
+        assert manager.stats().num_host_free >= before.num_host_free
+        complete_all(manager)
+        stats = manager.stats()
+        assert stats.num_host_free + stats.num_host_cached == num_host_blocks
+        assert manager.audit() == []
+    assert manager.list_sequences()[0] == [stays]
+
+
+def test_s4_a_member_that_is_cancelled_amid_its_groups_swap_in_takes_nothing_along(managers):
+    """Its copies are run all the same: they bring what the others share with it."""
+    manager = managers(10, num_host_blocks=12)
+    for number in range(100):
+        names = swap_out_and_in(manager, number, completes_first=True)
+        tables = {one.sequence_id: one.block_ids for one in manager.list_sequences()[0]}
+        gone = names[number % 3]
+        result = manager.update(
+            Update(
+                commits=[CommitPlan(name, 20) for name in names if name != gone],
+                closes=[gone],
+                runs_copies=True,
+            )
+        )
+        assert result.refused == []
+        left = manager.list_sequences()[0]
+        assert [one.sequence_id for one in left] == [name for name in names if name != gone]
+        for one in left:
+            assert one.block_ids == tables[one.sequence_id]
+            assert one.num_computed_tokens == 20
+        held = {block_id for one in left for block_id in one.block_ids}
+        assert available(manager) == 10 - len(held) == 6
+        manager.close_sequences(names)
+        assert available(manager) == 10
+        complete_all(manager)
+        stats = manager.stats()
+        assert stats.num_host_free + stats.num_host_cached == stats.num_host_blocks
+
+
+def test_s4_a_driver_that_is_gone_amid_a_swap_in_leaves_every_block(managers):
+    manager = managers(10, num_host_blocks=12)
+    for number in range(100):
+        names = swap_out_and_in(manager, number, completes_first=bool(number % 2))
+        manager.acquire_driver_lease()  # what was on its way arrives no more
+        manager.close_sequences(names)
+        stats = manager.stats()
+        assert available(manager) == 10
+        assert stats.num_host_free + stats.num_host_cached == stats.num_host_blocks
 
 
 def test_c13_free_memory_that_changes_meanwhile_changes_no_pool(monkeypatch):

@@ -22,7 +22,6 @@ from kvstore.eviction import DEFAULT_POLICY, POLICIES
 from kvstore.types import (
     CommitPlan,
     ExtendPlan,
-    ForkedSequence,
     ForkPlan,
     OpenPlan,
     TenantLimits,
@@ -31,9 +30,10 @@ from kvstore.types import (
 )
 from tests.unit.kvstore.leaving_rules import LeavingRules
 from tests.unit.kvstore.manager_model import SPACES, ManagerModel
+from tests.unit.kvstore.update_rules import UpdateRules
 
 
-class PageManagerMachine(LeavingRules, ManagerModel, RuleBasedStateMachine):
+class PageManagerMachine(UpdateRules, LeavingRules, ManagerModel, RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 14), num_host_blocks=st.integers(0, 8), data=st.data())
     def start(self, num_blocks, num_host_blocks, data):
         limits = {}
@@ -60,7 +60,9 @@ class PageManagerMachine(LeavingRules, ManagerModel, RuleBasedStateMachine):
         tail = data.draw(st.integers(0 if kinds else 1, self.block_size - 1), "tail")
         tokens = [kind for kind in kinds for _ in range(self.block_size)] + [0] * tail
         self.next_id += 1
-        return OpenPlan(f"s{self.next_id}", tokens, data.draw(st.sampled_from(SPACES), "space"))
+        space = data.draw(st.sampled_from(SPACES), "space")
+        group = data.draw(st.sampled_from(["", "", "g", "h"]), "group")
+        return OpenPlan(f"s{self.next_id}", tokens, space, group=group)
 
     def pick(self, data) -> str:
         return data.draw(st.sampled_from(self.resident), "sequence")
@@ -136,27 +138,22 @@ class PageManagerMachine(LeavingRules, ManagerModel, RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(1, 2))
     def fork(self, data, count):
         source_id = self.pick(data)
-        source = self.open[source_id]
-        plans = [ForkPlan(source_id, f"f{self.next_id + n}") for n in range(count)]
+        num_known = len(self.open[source_id].tokens)
+        lengths = st.sampled_from([0, num_known]) | st.integers(1, num_known)
+        plans = [
+            ForkPlan(source_id, f"f{self.next_id + n}", data.draw(lengths, "length"))
+            for n in range(count)
+        ]
         self.next_id += count
-        length = min(source.length, len(source.tokens))
-        source.opened = None
         for plan, forked in zip(plans, self.manager.fork_sequences(plans), strict=True):
-            table = source.table[: self.blocks_for(length)]
-            computed = source.num_reported
-            assert forked == ForkedSequence(plan.sequence_id, table, length, computed)
-            source.tail_may_be_found = True
-            self.open[plan.sequence_id] = replace(
-                source,
-                tokens=source.tokens[:],
-                table=table,
-                length=length,
-                num_computed=computed,
-            )
+            self.note_fork(plan, forked)
         before = self.snapshot()
         for wrong, error in [
             (ForkPlan(source_id, source_id), SequenceExists),
             (ForkPlan("ghost", "new"), SequenceNotFound),
+            (ForkPlan(source_id, "new", num_known + 1), InvalidRequest),
+            (ForkPlan(source_id, "new", -1), InvalidRequest),
+            (ForkPlan("never", "new", num_known + 1), InvalidRequest),
         ]:
             with pytest.raises(error):
                 self.manager.fork_sequences([ForkPlan(source_id, "never"), wrong])
@@ -176,13 +173,7 @@ class PageManagerMachine(LeavingRules, ManagerModel, RuleBasedStateMachine):
                 )
         assert self.snapshot() == before
         self.manager.truncate_sequences([TruncatePlan(sequence_id, length)])
-        del known.tokens[length:]
-        del known.table[self.blocks_for(length) :]
-        known.length = length
-        known.num_computed = min(known.num_computed, length)
-        known.num_reported = min(known.num_reported, length)
-        known.opened = None
-        known.tail_may_be_found = True
+        self.note_cut(sequence_id, length)
 
     @precondition(lambda self: self.resident)
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), max_size=9))
@@ -257,44 +248,6 @@ class PageManagerMachine(LeavingRules, ManagerModel, RuleBasedStateMachine):
             with pytest.raises(SequenceNotFound):
                 call([plan])
         assert self.snapshot() == before
-
-    @precondition(lambda self: self.resident)
-    @rule(data=st.data(), runs_copies=st.booleans())
-    def one_step(self, data, runs_copies):
-        """A driver's update: commit and extend one, close another, open a third."""
-        plan = self.draw_plan(data)
-        leaving, staying = self.pick(data), self.pick(data)
-        known = self.open[staying]
-        count = min(known.length, len(known.tokens))
-        length = known.length + 1
-        result = self.manager.update(
-            Update(
-                commits=[CommitPlan(staying, count)],
-                closes=[leaving],
-                extends=[ExtendPlan(staying, length)],
-                opens=[plan],
-                runs_copies=runs_copies,
-            )
-        )
-        self.compute(staying, count)
-        self.run(result.copies)
-        self.transfer = max(self.transfer, result.transfer)
-        del self.open[leaving]
-        refused = {refusal.sequence_id: refusal.reason for refusal in result.refused}
-        if staying not in refused:
-            for extended in result.extended:
-                self.grow(staying, length, extended)
-            self.open[staying].length = length
-            self.open[staying].tail_may_be_found = False
-        else:
-            assert refused[staying] in (
-                {"SEQUENCE_NOT_FOUND"}
-                if staying == leaving
-                else {"OUT_OF_BLOCKS", "QUOTA_EXCEEDED"}
-            )
-        for opened in result.opened:
-            self.admit(plan, opened)
-        assert bool(result.opened) == (plan.sequence_id not in refused)
 
     # --- what always holds --------------------------------------------------
 
