@@ -14,7 +14,8 @@ from compute.types import SamplingOptions
 
 # Most likely tokens that usually hold the top-p mass; sorting all of them costs more.
 _TOP_P_FIRST_TRY = 512
-_MIN_TEMPERATURE = 1e-6  # fp32 would round less to a division by zero
+# Outside of these fp32 would divide by zero, or forbidden tokens by infinity: NaN.
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e30
 
 
 def kept_probabilities(shifted: torch.Tensor, options: SamplingOptions) -> torch.Tensor:
@@ -22,7 +23,7 @@ def kept_probabilities(shifted: torch.Tensor, options: SamplingOptions) -> torch
 
     shifted [V]: logits less the largest, so that no temperature overflows.
     """
-    scaled = shifted / max(options.temperature, _MIN_TEMPERATURE)
+    scaled = shifted / min(max(options.temperature, _MIN_TEMPERATURE), _MAX_TEMPERATURE)
     if 0 < options.top_k < scaled.shape[0]:
         smallest = torch.topk(scaled, options.top_k).values[-1]
         scaled = scaled.masked_fill(scaled < smallest, -math.inf)

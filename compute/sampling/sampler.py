@@ -120,7 +120,6 @@ def _token(rows: _Rows, row: int, sampler: SequenceSampler, position: int) -> in
     largest = float(best.values)
     if largest == -math.inf:
         raise NoTokenAllowed("biases and masks leave no token to draw")
-    _check_finite(largest)
     return int(best.indices) if is_greedy else draw(scores, largest, sampler.options, position)
 
 

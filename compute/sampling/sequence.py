@@ -11,6 +11,9 @@ from compute.sampling.counts import TokenCounts
 from compute.sampling.grammar_state import Grammar, GrammarState
 from compute.types import SamplingOptions
 
+_LARGEST = torch.finfo(torch.float32).max
+_MIN_PENALTY = 1e-30  # fp32 would round less to a division by zero
+
 
 class SequenceSampler:
     """Biases, penalties and masks of one sequence.
@@ -105,8 +108,9 @@ class SequenceSampler:
         options = self.options
         if options.repetition_penalty != 1.0:
             ids = counts.met()
-            values, penalty = scores[ids], options.repetition_penalty
-            scores[ids] = torch.where(values < 0, values * penalty, values / penalty)
+            values, penalty = scores[ids], max(options.repetition_penalty, _MIN_PENALTY)
+            penalized = torch.where(values < 0, values * penalty, values / penalty)
+            scores[ids] = penalized.clamp(max=_LARGEST)
         if options.frequency_penalty or options.presence_penalty:
             ids, numbers = counts.generated()
             scores[ids] -= options.frequency_penalty * numbers + options.presence_penalty
