@@ -36,6 +36,10 @@ class SequenceSampler:
         self._text: GrammarState | None = None
         self._counts: TokenCounts | None = None
         self._num_counted = self._num_parsed = num_prompt_tokens
+        self._biased = torch.tensor(
+            [token_id for token_id, _ in options.logit_bias], dtype=torch.long
+        )
+        self._biases = torch.tensor([bias for _, bias in options.logit_bias], dtype=torch.float32)
         self._uses_penalties = (
             options.repetition_penalty != 1.0
             or options.frequency_penalty != 0.0
@@ -87,8 +91,7 @@ class SequenceSampler:
         options = self.options
         scores = scores.clone()
         if options.logit_bias:
-            ids, biases = zip(*options.logit_bias, strict=True)
-            scores[list(ids)] += torch.tensor(biases, dtype=scores.dtype)
+            scores[self._biased] += self._biases
         if self._counts is not None:
             self._penalize(scores, self._counts)
         free = scores
