@@ -16,7 +16,7 @@ from compute.errors import GrammarFailed
 _MAX_KEPT = 64  # compiled grammars; a large schema takes megabytes
 _MAX_ERROR = 400  # characters; the library quotes the grammar, or all of the tokenizer
 # The library recurses. The gateway has compiled each grammar before, with far less.
-_STACK_BYTES = 8 * 2**20
+_STACK_BYTES = 16 * 2**20
 
 
 class GrammarCompiler:
@@ -33,7 +33,7 @@ class GrammarCompiler:
         self._eos_ids = frozenset(eos_ids)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
         # The thread starts with the first task.
-        before = threading.stack_size(max(threading.stack_size(), _STACK_BYTES))
+        before = threading.stack_size(_STACK_BYTES)
         try:
             self._tokenizer: Future[LLTokenizer] = self._thread.submit(self._read, tokenizer)
         finally:
@@ -123,6 +123,7 @@ class MatcherState:
             or not 0 <= token_id < self._vocab_size
             or self._matcher.try_consume_tokens([token_id]) != 1
         ):
+            self.check()
             raise GrammarFailed(f"the grammar does not allow token {token_id}")
 
     def go_back(self) -> None:
