@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compute.sampling import SequenceSampler
@@ -18,6 +18,7 @@ PENALTIES = SamplingOptions(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 49151), max_size=40),
     st.lists(st.one_of(st.integers(0, 30), st.just("remove"), st.integers(0, 49151)), max_size=90),
@@ -45,6 +46,7 @@ def test_what_was_read_does_not_change_with_the_counts():
     assert (ids.tolist(), numbers.tolist()) == ([7], [1.0])
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 11), min_size=1, max_size=8),
     st.lists(st.one_of(st.integers(0, 11), st.just("pop"), st.just("known")), max_size=30),

@@ -38,7 +38,9 @@ GRAMMARS = {
     "nested": LLMatcher.grammar_from_lark('start: "{" start? "}" | "mno" | /[0-9]+/'),
 }
 # One compiler for all examples.
-quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def _ids(mask: torch.Tensor) -> list[int]:

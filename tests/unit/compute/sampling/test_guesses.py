@@ -19,6 +19,7 @@ def _logits_after(tokens) -> torch.Tensor:
     return make_logits(12, seed=hash(tuple(tokens)) % 2**31, spread=1.5)
 
 
+@settings(deadline=None)
 @given(
     st.integers(0, 2**64 - 1),
     st.lists(st.integers(0, 11), max_size=5),
@@ -83,7 +84,7 @@ def _one_at_a_time(options, prompt, count):
     return drawn
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     OPTIONS,
     st.lists(st.integers(0, 11), min_size=1, max_size=4),
