@@ -120,3 +120,15 @@ def test_something_is_kept_at_every_limit_on_every_shape():
                 {"temperature": 1e-300, "top_p": 0.5},
             ):
                 assert len(_kept(logits, **limits)) >= 1
+
+
+def test_top_p_that_is_reached_exactly_keeps_no_more():
+    assert _kept(torch.zeros(2), top_p=0.5) == [0]
+    assert _kept(torch.zeros(8), top_p=0.25) == [0, 1]
+
+
+def test_limits_just_below_one_keep_something_although_sums_are_rounded():
+    for seed in range(40):
+        logits = make_logits(50, seed=seed)
+        for limits in ({"typical_p": 1 - 2**-53}, {"top_p": 1 - 2**-53}):
+            assert len(_kept(logits, **limits)) > 40
