@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -13,14 +14,16 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from compute.errors import GrammarFailed
 
 _MAX_KEPT = 64  # compiled grammars; a large schema takes megabytes
+_MAX_ERROR = 400  # characters; the library quotes the grammar, or all of the tokenizer
+# The library recurses. The gateway has compiled each grammar before, with far less.
+_STACK_BYTES = 16 * 2**20
 
 
 class GrammarCompiler:
     """Compiles for one tokenizer, in a thread of its own, and keeps the latest.
 
     Whoever runs steps waits only when a sequence is about to draw and its grammar is not
-    ready. The library recurses: threads want a stack of some MiB (see grammars' limits in
-    the gateway, which compiles each of them first).
+    ready.
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, eos_ids: Iterable[int]) -> None:
@@ -29,7 +32,12 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = frozenset(eos_ids)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-        self._tokenizer: Future[LLTokenizer] = self._thread.submit(self._read, tokenizer)
+        # The thread starts with the first task.
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            self._tokenizer: Future[LLTokenizer] = self._thread.submit(self._read, tokenizer)
+        finally:
+            threading.stack_size(before)
         self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
     def compile(self, text: str) -> CompiledGrammar:
@@ -72,10 +80,15 @@ class CompiledGrammar:
         Raises GrammarFailed: there is no such grammar.
         """
         try:
-            matcher = self._matcher.result()
-        except BaseException as error:  # of whatever kind: it concerns this sequence alone
-            raise GrammarFailed(f"the grammar could not be compiled: {error!r}") from None
-        state = MatcherState(matcher.deep_copy(), self._vocab_size, self._eos_ids)
+            # Of whatever kind it is, a panic of the library's too: it concerns this
+            # sequence alone.
+            error = self._matcher.exception()
+        except CancelledError:
+            raise GrammarFailed("the compiler of grammars was closed") from None
+        if error is not None:
+            raise GrammarFailed(_short(f"the grammar could not be compiled: {error!r}"))
+        matcher = self._matcher.result().deep_copy()
+        state = MatcherState(matcher, self._vocab_size, self._eos_ids)
         state.check()
         return state
 
@@ -93,7 +106,7 @@ class MatcherState:
         """Raises GrammarFailed if the grammar is broken."""
         if self._matcher.is_error():
             [reason, *_] = self._matcher.get_error().strip().splitlines() or [""]
-            raise GrammarFailed(f"the grammar cannot be followed: {reason}")
+            raise GrammarFailed(_short(f"the grammar cannot be followed: {reason}"))
 
     def allowed(self) -> torch.Tensor:
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -102,6 +115,7 @@ class MatcherState:
         return torch.from_numpy(bits.view(np.bool_))
 
     def advance(self, token_id: int) -> None:
+        self.check()  # a broken one counts as stopped
         if self._matcher.is_stopped() and token_id in self._eos_ids:
             self._num_ends += 1
         elif (
@@ -109,6 +123,7 @@ class MatcherState:
             or not 0 <= token_id < self._vocab_size
             or self._matcher.try_consume_tokens([token_id]) != 1
         ):
+            self.check()
             raise GrammarFailed(f"the grammar does not allow token {token_id}")
 
     def go_back(self) -> None:
@@ -116,3 +131,7 @@ class MatcherState:
             self._num_ends -= 1
         else:
             self._matcher.rollback(1)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_ERROR else text[:_MAX_ERROR] + "…"

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
+from compute.sampling.limits import kth_largest
 from compute.types import TokenLogprob
 
 
 def scored(logits: torch.Tensor, token_id: int, num_top: int) -> tuple[float, list[TokenLogprob]]:
     """The log-probability of a token under logits [V], and the `num_top` likeliest."""
+    logits = logits.float().cpu()
     total = torch.logsumexp(logits, dim=0)
     top = likeliest(logits, num_top)
     values = (logits[[token_id, *(token.token_id for token in top)]] - total).tolist()
@@ -30,10 +33,9 @@ def likeliest(scores: torch.Tensor, count: int) -> list[TokenLogprob]:
     count = min(count, scores.shape[0])
     if count == 0:
         return []
-    smallest = torch.topk(scores, count).values[-1]
+    values = scores.numpy()
     # By value, since the order of equals in a partial list is not defined.
-    ids = torch.nonzero(scores >= smallest).flatten()
-    values = scores[ids]
-    order = torch.argsort(values, descending=True, stable=True)[:count]
-    pairs = zip(ids[order].tolist(), values[order].tolist(), strict=True)
+    ids = np.flatnonzero(values >= kth_largest(scores, count))
+    ids = ids[np.argsort(-values[ids], kind="stable")[:count]]
+    pairs = zip(ids.tolist(), values[ids].tolist(), strict=True)
     return [TokenLogprob(token_id, value) for token_id, value in pairs if value > -math.inf]

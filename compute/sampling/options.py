@@ -10,7 +10,7 @@ from compute.types import SamplingOptions
 _MAX_UINT64 = 2**64 - 1
 _MAX_INT32 = 2**31 - 1
 _MOST_BIASES = 1024
-_MOST_STOP_TOKENS = 64
+_MOST_STOP_TOKENS = 128  # 64 that a client named, and the model's own
 _MOST_TOP_LOGPROBS = 20
 
 

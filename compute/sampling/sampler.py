@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from compute.errors import CannotDraw, LogitsNotFinite, NoTokenAllowed
@@ -58,8 +59,9 @@ def sample(logits: torch.Tensor, wanted: Sequence[RowsToDraw]) -> list[Drawn]:
     """
     if not wanted:
         return []
-    logits = logits.float()
-    largest, greedy = torch.max(logits, dim=-1)  # NaN counts as largest
+    logits = logits.float().cpu()
+    greedy = logits.numpy().argmax(axis=-1)  # NaN counts as largest
+    largest = logits.numpy()[np.arange(len(greedy)), greedy]
     rows = _Rows(logits, largest.tolist(), greedy.tolist())
     return [_drawn(rows, each) for each in wanted]
 
@@ -116,12 +118,11 @@ def _token(rows: _Rows, row: int, sampler: SequenceSampler, position: int) -> in
             return rows.greedy[row]
         return draw(rows.logits[row], largest, sampler.options, position)
     scores = sampler.processed(rows.logits[row], position)
-    best = torch.max(scores, dim=0)
-    largest = float(best.values)
+    best = int(scores.numpy().argmax())
+    largest = float(scores[best])
     if largest == -math.inf:
         raise NoTokenAllowed("biases and masks leave no token to draw")
-    _check_finite(largest)
-    return int(best.indices) if is_greedy else draw(scores, largest, sampler.options, position)
+    return best if is_greedy else draw(scores, largest, sampler.options, position)
 
 
 def _candidates(

@@ -11,6 +11,9 @@ from compute.sampling.counts import TokenCounts
 from compute.sampling.grammar_state import Grammar, GrammarState
 from compute.types import SamplingOptions
 
+_LARGEST = torch.finfo(torch.float32).max
+_MIN_PENALTY = 1e-30  # fp32 would round less to a division by zero
+
 
 class SequenceSampler:
     """Biases, penalties and masks of one sequence.
@@ -33,6 +36,10 @@ class SequenceSampler:
         self._text: GrammarState | None = None
         self._counts: TokenCounts | None = None
         self._num_counted = self._num_parsed = num_prompt_tokens
+        self._biased = torch.tensor(
+            [token_id for token_id, _ in options.logit_bias], dtype=torch.long
+        )
+        self._biases = torch.tensor([bias for _, bias in options.logit_bias], dtype=torch.float32)
         self._uses_penalties = (
             options.repetition_penalty != 1.0
             or options.frequency_penalty != 0.0
@@ -84,8 +91,7 @@ class SequenceSampler:
         options = self.options
         scores = scores.clone()
         if options.logit_bias:
-            ids, biases = zip(*options.logit_bias, strict=True)
-            scores[list(ids)] += torch.tensor(biases, dtype=scores.dtype)
+            scores[self._biased] += self._biases
         if self._counts is not None:
             self._penalize(scores, self._counts)
         free = scores
@@ -105,8 +111,9 @@ class SequenceSampler:
         options = self.options
         if options.repetition_penalty != 1.0:
             ids = counts.met()
-            values, penalty = scores[ids], options.repetition_penalty
-            scores[ids] = torch.where(values < 0, values * penalty, values / penalty)
+            values, penalty = scores[ids], max(options.repetition_penalty, _MIN_PENALTY)
+            penalized = torch.where(values < 0, values * penalty, values / penalty)
+            scores[ids] = penalized.clamp(max=_LARGEST)
         if options.frequency_penalty or options.presence_penalty:
             ids, numbers = counts.generated()
             scores[ids] -= options.frequency_penalty * numbers + options.presence_penalty

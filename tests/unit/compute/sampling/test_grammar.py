@@ -7,53 +7,12 @@ import json
 import pytest
 import torch
 from llguidance import LLMatcher
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from compute.errors import GrammarFailed
-from compute.sampling import GrammarCompiler, RowsToDraw, SequenceSampler, sample
+from compute.sampling import RowsToDraw, SequenceSampler, sample
 from compute.types import SamplingOptions
+from tests.unit.compute.sampling.grammars import EOS, OTHER_EOS, SCHEMA, WIDTH, regex
 from tests.unit.compute.sampling.rows import make_logits
-
-EOS, OTHER_EOS, WIDTH = 0, 1, 300  # the logits are wider than the 258 tokens and more
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 6},
-        "inner": {
-            "type": "object",
-            "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
-            "required": ["n"],
-            "additionalProperties": False,
-        },
-        "list": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 2},
-    },
-    "required": ["name", "inner", "list"],
-    "additionalProperties": False,
-}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    """One token per byte, a few longer ones, two that end a text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    names = ["<end>", "<stop>", *alphabet, '{"', '":', "name"]
-    merges = [("{", '"'), ('"', ":")]
-    made = Tokenizer(models.BPE({name: n for n, name in enumerate(names)}, merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(["<end>", "<stop>"])
-    return made
-
-
-@pytest.fixture(scope="module")
-def compiler(tokenizer):
-    made = GrammarCompiler(tokenizer.to_str(), WIDTH, [EOS, OTHER_EOS])
-    yield made
-    made.close()
-
-
-def _regex(text: str) -> str:
-    return LLMatcher.grammar_from_regex(text)
 
 
 def _texts(tokenizer, mask) -> set[str]:
@@ -79,7 +38,7 @@ def _generate(sampler, count=80, seed=0):
 
 
 def test_masks_follow_the_text(compiler, tokenizer):
-    state = compiler.compile(_regex("ab|ac+")).begin()
+    state = compiler.compile(regex("ab|ac+")).begin()
     a, b, c = (tokenizer.token_to_id(name) for name in "abc")
     assert _texts(tokenizer, state.allowed()) == {"a"}
     state.advance(a)
@@ -94,7 +53,7 @@ def test_masks_follow_the_text(compiler, tokenizer):
 
 
 def test_masks_are_as_wide_as_the_logits_and_never_allow_ids_without_a_token(compiler, tokenizer):
-    state = compiler.compile(_regex("(?s:.*)")).begin()
+    state = compiler.compile(regex("(?s:.*)")).begin()
     allowed = state.allowed()
     assert allowed.shape == (WIDTH,)
     assert allowed.dtype == torch.bool
@@ -105,7 +64,7 @@ def test_masks_are_as_wide_as_the_logits_and_never_allow_ids_without_a_token(com
 @pytest.mark.parametrize("text", ["ab", "a*"])
 @pytest.mark.parametrize("end", [EOS, OTHER_EOS])
 def test_ends_can_be_taken_back_too(compiler, tokenizer, text, end):
-    state = compiler.compile(_regex(text)).begin()
+    state = compiler.compile(regex(text)).begin()
     a, b = tokenizer.token_to_id("a"), tokenizer.token_to_id("b")
     for token in (a, b) if text == "ab" else (a, a):
         state.advance(token)
@@ -124,7 +83,7 @@ def test_ends_can_be_taken_back_too(compiler, tokenizer, text, end):
 
 
 def test_forbidden_tokens_change_nothing(compiler, tokenizer):
-    state = compiler.compile(_regex("ab")).begin()
+    state = compiler.compile(regex("ab")).begin()
     before = state.allowed()
     for token in (tokenizer.token_to_id("b"), EOS, WIDTH - 1, WIDTH, 2**40, -1):
         with pytest.raises(GrammarFailed, match=f"token {token}"):
@@ -133,8 +92,8 @@ def test_forbidden_tokens_change_nothing(compiler, tokenizer):
 
 
 def test_states_of_one_grammar_are_apart(compiler, tokenizer):
-    grammar = compiler.compile(_regex("ab"))
-    first, second = grammar.begin(), compiler.compile(_regex("ab")).begin()
+    grammar = compiler.compile(regex("ab"))
+    first, second = grammar.begin(), compiler.compile(regex("ab")).begin()
     first.advance(tokenizer.token_to_id("a"))
     assert _texts(tokenizer, first.allowed()) == {"b"}
     assert _texts(tokenizer, second.allowed()) == {"a"}
@@ -155,20 +114,8 @@ def test_a_broken_grammar_fails_where_it_is_used(compiler):
 
 def test_more_grammars_than_are_kept_still_work(compiler, tokenizer):
     for n in range(70):
-        state = compiler.compile(_regex(f"a{{{n + 1}}}b")).begin()
+        state = compiler.compile(regex(f"a{{{n + 1}}}b")).begin()
         assert _texts(tokenizer, state.allowed()) == {"a"}
-
-
-def test_a_compiler_that_was_closed_fails_its_grammars(tokenizer):
-    closed = GrammarCompiler(tokenizer.to_str(), WIDTH, [EOS])
-    grammar = closed.compile(_regex("a"))
-    closed.close()
-    try:
-        grammar.begin()
-    except GrammarFailed:
-        return
-    # It was compiled before the end.
-    assert grammar.begin().allowed().any()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -195,7 +142,7 @@ def test_texts_under_a_schema_are_json_that_fits(compiler, tokenizer, temperatur
 
 def test_a_state_made_from_the_tokens_is_the_one_that_went_along(compiler):
     """What a sequence that was suspended comes back with."""
-    grammar = _regex("[a-d]{3}(x|yz)[0-9]{2,4}")
+    grammar = regex("[a-d]{3}(x|yz)[0-9]{2,4}")
     along = _sampler(compiler, grammar, temperature=1.0, seed=4)
     tokens = [5, 6]
     for _ in range(7):
@@ -209,7 +156,7 @@ def test_a_state_made_from_the_tokens_is_the_one_that_went_along(compiler):
 
 @pytest.mark.parametrize("num_right", range(5))
 def test_guesses_are_tried_against_the_grammar_and_taken_back(compiler, tokenizer, num_right):
-    grammar = _regex("[a-d]{4}(x|yz)")
+    grammar = regex("[a-d]{4}(x|yz)")
     options = {"temperature": 1.0, "seed": 9}
     logits = torch.stack([make_logits(WIDTH, seed=n) for n in range(5)])
     stepwise, tokens = _sampler(compiler, grammar, **options), [5, 6]
@@ -227,8 +174,8 @@ def test_guesses_are_tried_against_the_grammar_and_taken_back(compiler, tokenize
 
 
 def test_a_text_that_is_complete_ends_although_more_tokens_were_asked_for(compiler, tokenizer):
-    sampler = _sampler(compiler, _regex("ab|abc"), min_tokens=3)
+    sampler = _sampler(compiler, regex("ab|abc"), min_tokens=3)
     a, b, c = (tokenizer.token_to_id(name) for name in "abc")
     assert _generate(sampler) == [a, b, c]  # "ab" is one too short
-    sampler = _sampler(compiler, _regex("ab"), min_tokens=50)
+    sampler = _sampler(compiler, regex("ab"), min_tokens=50)
     assert _generate(sampler) == [a, b]

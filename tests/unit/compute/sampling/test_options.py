@@ -45,7 +45,7 @@ OUT_OF_RANGE = [
     ("logit_bias", tuple((n, 1.0) for n in range(1025))),
     ("stop_token_ids", (50,)),
     ("stop_token_ids", (-1,)),
-    ("stop_token_ids", (1,) * 65),
+    ("stop_token_ids", (1,) * 129),
 ]
 
 
@@ -54,6 +54,11 @@ def test_options_out_of_range_are_refused_by_name(field, value):
     with pytest.raises(InvalidStep, match=field) as caught:
         check_options("a", SamplingOptions(**{field: value}), 50)
     assert caught.value.metadata == {"sequence_id": "a", "field": field}
+
+
+def test_all_the_stop_tokens_of_a_client_and_the_models_own_are_taken():
+    """The gateway lets a client name 64 and adds those of the model."""
+    check_options("a", SamplingOptions(stop_token_ids=tuple(range(64 + 5))), 100)
 
 
 def test_options_at_their_limits_are_valid():
