@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 _SMOOTHING = 0.2  # weight of the newest step
-_LEAST_TOKENS = 16  # prompts always go on
-_LEAST_MEASURED = 64  # tokens that a step must have to say what prefills cost
+_LEAST_TOKENS = 16  # prompts always go on; and what a step must have to say what they cost
 
 
 class Pace:
@@ -26,11 +25,13 @@ class Pace:
             if num_decodes:
                 self._decode_seconds = _blend(self._decode_seconds, seconds)
             return
-        if num_prompt_tokens < _LEAST_MEASURED:
+        if num_prompt_tokens < _LEAST_TOKENS:
             return
         rest = seconds - (self._decode_seconds if num_decodes else 0.0)
         if rest > 0:
-            self._token_seconds = _blend(self._token_seconds, rest / num_prompt_tokens)
+            each = rest / num_prompt_tokens
+            # Up at once: a token costs more the longer the context before it.
+            self._token_seconds = max(each, _blend(self._token_seconds, each))
 
     def allowance(self, num_decodes: int, budget: int) -> int:
         """Most prompt tokens of a step, at most `budget`."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gateway.beam_search import BeamSearch
 from gateway.fakes import expected_candidates
 from gateway.ports import SamplingOptions
+from gateway.preemption import choose_victim
 from gateway.speculation import SpeculationMethod
 from gateway.types import BeamOptions, EarlyStopping, FinishReason
 
@@ -128,6 +129,36 @@ def test_the_victim_is_who_loses_least(new_cell):
     assert suspended[0].startswith(small.request.request_id)
     for group in cell.groups:
         assert cell.outputs[group.request.request_id] == cell.expected(group)
+
+
+def test_s2_who_has_less_to_compute_again_goes_first(new_cell):
+    """The second and the last, of the same class and age."""
+    cell = new_cell(num_blocks=40)
+    first, large, small = (cell.add([n] * n, 4) for n in (3, 90, 20))
+    large.sequences[0].num_computed, small.sequences[0].num_computed = 4096, 64
+    running = [first, small, large]
+    assert choose_victim(running, ageing=10.0) is small
+    assert choose_victim([first, large, small], ageing=10.0) is small
+    small.sequences[0].num_computed = 4096
+    assert choose_victim(running, ageing=10.0) is large  # the latest among equals
+
+
+@pytest.mark.parametrize("host_blocks", [0, 64])
+def test_s3_resumes_and_a_head_that_needs_more_than_is_left_all_go_on(new_cell, host_blocks):
+    """Two that come back hold 60 % of the pool, the head of the queue needs 50 %."""
+    cell = new_cell(num_blocks=40, kv={"host_blocks": host_blocks})
+    for n in range(3):
+        cell.add([n + 1] * 40, max_tokens=20)
+    for _ in range(12):
+        cell.turn()
+    head = cell.add([9] * 78, max_tokens=2)
+    cell.run()
+    stats = cell.scheduler.preemption_stats()
+    assert stats.num_resumed >= 1
+    for group in cell.groups:
+        assert_as_expected(cell, group)
+    assert cell.outputs[head.request.request_id]
+    cell.assert_empty()
 
 
 def test_the_lowest_class_goes_first_and_waiting_makes_up_for_a_class(new_cell):
