@@ -48,7 +48,7 @@ def draw(samples: Samples, num_blocks: int, title: str, path: Path) -> None:
         )
         axis.plot(middles[present], [group.mean() for group in groups], color=color, linewidth=1)
         axis.set_title(label, loc="left", fontsize=10)
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, max(1, axis.get_ylim()[1]))
         axis.grid(alpha=0.3)
     axes[-1].set_xlabel("seconds of the simulation")
     figure.savefig(path, dpi=110)

@@ -36,6 +36,7 @@ from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
 from services.gateway.kvstore_clients import LocalKvStore
 
+_MOST_IDLE_TURNS = 10_000  # of a step or an update; prompts of 100,000 tokens take some 50
 _ANSWER_TOKEN = 2**31 - 1  # in no prompt
 
 
@@ -96,12 +97,16 @@ class Simulation:
         self.num_failed = 0
 
     async def run(self) -> None:
-        """Until every request has ended."""
+        """Until every request has ended. Raises RuntimeError if they do not."""
+        idle_turns = 0
         await self._kv.become_driver("sim")
         scheduler = self.scheduler
         with tqdm(total=self.num_requests, desc="requests", leave=False) as bar:
             while self._arrivals or scheduler.num_running or scheduler.num_waiting:
                 self._arrive()
+                idle_turns += 1
+                if idle_turns > _MOST_IDLE_TURNS:
+                    raise RuntimeError(f"nobody got a token in {_MOST_IDLE_TURNS} turns")
                 began = time.perf_counter()
                 step = scheduler.plan_step()
                 update = scheduler.plan_update()
@@ -120,6 +125,7 @@ class Simulation:
                     emissions = scheduler.apply_result(result)
                     self.scheduler_seconds += time.perf_counter() - began
                     self._note(emissions, bar)
+                    idle_turns = 0 if emissions else idle_turns
                 elif not update and self._arrivals:
                     self.now = max(self.now, self._arrivals[0][1].at)
 
@@ -243,6 +249,7 @@ def main() -> None:
     Console().print(table)
     kept = {key: value for key, value in vars(options).items() if key not in ("json", "plot")}
     if options.json:
+        kept["trace"] = options.trace.name
         text = json.dumps({"options": kept, "report": report}, default=str, indent=2)
         options.json.write_text(text + "\n")
     if options.plot:

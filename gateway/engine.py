@@ -331,6 +331,8 @@ class Engine:
         self._model = model
         self._scheduler.attach(model)
         self._is_connected = True
+        if not self._scheduler.speculator.is_able:
+            _log.warning("--speculation draft: compute has no draft model, so nothing is guessed")
         room, length = longest_sequence(model), model.max_sequence_length
         _log.info("connected: model %s, room for %d tokens", model.model_id, pool_tokens(model))
         if room < length:

@@ -78,6 +78,7 @@ class Speculator:
 
     def __init__(self, method: SpeculationMethod, num_drafts: int) -> None:
         self.method = method
+        self.is_able = True  # whoever is to make the guesses is there
         self._most_drafts = num_drafts if method is not SpeculationMethod.OFF else 0
         self._num_drafts = self._most_drafts
         self._indexes: dict[Sequence, NgramIndex] = {}
@@ -91,8 +92,8 @@ class Speculator:
 
     def attach(self, model: ModelInfo) -> None:
         """Guess for this model from now on. A draft model must be there to be used."""
-        is_there = self.method is not SpeculationMethod.DRAFT or model.has_draft_model
-        self._num_drafts = self._most_drafts if is_there else 0
+        self.is_able = self.method is not SpeculationMethod.DRAFT or model.has_draft_model
+        self._num_drafts = self._most_drafts if self.is_able else 0
 
     def num_ahead(self, sequence: Sequence) -> int:
         """Most guesses for it in the step after the next, which need slots."""

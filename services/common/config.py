@@ -305,6 +305,12 @@ class GatewaySettings(ModelSettings, ApiSettings, LogSettings):
 class UpSettings(WorkerSettings, PoolSettings, ApiSettings, LogSettings):
     """All three services under one supervisor."""
 
+    @model_validator(mode="after")
+    def _has_draft(self) -> Self:
+        if self.speculation == "draft" and not self.draft_model:
+            raise ValueError("--speculation draft needs a --draft-model")
+        return self
+
 
 class ChatSettings(_Settings):
     """A conversation in the terminal."""

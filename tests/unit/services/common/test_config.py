@@ -170,3 +170,8 @@ def test_an_address_that_is_none_is_refused_before_anything_listens(address):
 def test_addresses_of_both_kinds_are_taken(address):
     settings = config.load(config.KvStoreSettings, "serve-kvstore", [f"--listen={address}"])
     assert settings.listen == address
+
+
+def test_guesses_of_a_draft_model_need_one():
+    assert "needs a --draft-model" in refusal("--speculation", "draft")
+    assert load("--speculation", "draft", "--draft-model", "m").draft_model == "m"
