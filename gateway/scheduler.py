@@ -30,17 +30,14 @@ from gateway.errors import (
 )
 from gateway.group import SequenceGroup, Stage
 from gateway.limits import Limits
+from gateway.next_update import NextUpdate
 from gateway.pace import Pace
 from gateway.ports import (
-    CommitPlan,
-    ExtendPlan,
-    ForkPlan,
     ModelInfo,
     Refusal,
     Step,
     StepResult,
     SuspendedSequence,
-    TruncatePlan,
     Update,
     UpdateResult,
 )
@@ -83,10 +80,7 @@ class Scheduler:
         self._running: list[SequenceGroup] = []
         self._by_id: dict[str, Sequence] = {}  # with a table, or forked in the next update
         self._suspending: dict[str, Sequence] = {}  # by id, asked for or to be asked for
-        self._forks: list[Fork] = []  # for the next update, as all below
-        self._commits: list[CommitPlan] = []
-        self._suspends: list[str] = []
-        self._closes: list[str] = []
+        self._next = NextUpdate()
         self._forgets: list[str] = []  # for the next step
         self._asked: dict[str, int] = {}  # lengths in the update under way
         self._forking: dict[str, Fork] = {}  # in the update under way, by the child's id
@@ -163,7 +157,7 @@ class Scheduler:
 
     def _close_suspended(self, group: SequenceGroup) -> None:
         if group.is_suspended:
-            self._closes += [sequence.id for sequence in group.sequences]
+            self._next.closes += [sequence.id for sequence in group.sequences]
 
     def end_sequence(self, sequence: Sequence) -> None:
         """Stop working on one of a group's sequences. Safe to repeat."""
@@ -213,12 +207,9 @@ class Scheduler:
         return lost
 
     def _forget_all(self) -> None:
-        for collection in (self._running, self._forks, self._commits, self._suspends):
+        for collection in (self._running, self._by_id, self._suspending, self._forgets):
             collection.clear()
-        self._by_id.clear()
-        self._suspending.clear()
-        self._closes.clear()
-        self._forgets.clear()
+        self._next = NextUpdate()
         self._asked, self._forking = {}, {}
         self._copies = CopyQueue()
         self._preemption = Preemption()
@@ -237,33 +228,30 @@ class Scheduler:
 
     def plan_update(self) -> Update:
         """What the kvstore must do while the step runs, so that the next one can write."""
-        commits, self._commits = self._commits, []
-        closes, self._closes = self._closes, []
-        suspends, self._suspends = self._suspends, []
-        forks, self._forks = self._forks, []
-        extends, truncates, needs_blocks = self._plan_lengths(commits, forks)
+        plans, self._next = self._next, NextUpdate()
+        needs_blocks = plans.plan_lengths(self._running, self.speculator, self._block_size)
         entries = self._admission.plan(
             num_running=sum(group.width for group in self._running),
             max_running=self._max_running,
             backlog=sum(s.num_pending_after_step for g in self._running for s in g.sequences),
             fingerprint=self._fingerprint,
         )
-        # Within a block, new lengths only keep the kvstore's figures fresh: they go
-        # along with what must be sent, and are not worth a call of their own.
-        changes = (commits, closes, suspends, forks, truncates, *entries)
-        if not (needs_blocks or any(changes)):
-            extends = []
-        self._asked = {plan.sequence_id: plan.length for plan in extends}
-        self._forking = {fork.child.id: fork for fork in forks}
+        # Within a block, new lengths go along with what must be sent, and are not worth a
+        # call of their own.
+        changes = (plans.commits, plans.closes, plans.suspends, plans.forks, plans.truncates)
+        if not (needs_blocks or any(changes) or any(entries)):
+            plans.extends = []
+        self._asked = {plan.sequence_id: plan.length for plan in plans.extends}
+        self._forking = {fork.child.id: fork for fork in plans.forks}
         transfer, copy_seconds = self._copies.take_done()
         prefill, self._prefill = self._prefill, (0, 0.0)
         return Update(
-            commits=commits,
-            forks=[ForkPlan(fork.child.id, fork.source.id, fork.length) for fork in forks],
-            closes=closes,
-            truncates=truncates,
-            suspends=suspends,
-            extends=extends,
+            commits=plans.commits,
+            forks=plans.fork_plans(),
+            closes=plans.closes,
+            truncates=plans.truncates,
+            suspends=plans.suspends,
+            extends=plans.extends,
             resumes=entries.resumes,
             opens=entries.opens,
             num_spare_blocks=self._num_spare_blocks(),
@@ -277,40 +265,12 @@ class Scheduler:
         """What admission leaves for those that run, so that it is not at once at their cost."""
         return int(self._limits.watermark * self._num_blocks) if self._running else 0
 
-    def _plan_lengths(
-        self, commits: list[CommitPlan], forks: list[Fork]
-    ) -> tuple[list[ExtendPlan], list[TruncatePlan], bool]:
-        """Commits of full blocks are added to `commits`; whether blocks are needed, too."""
-        block_size, speculator = self._block_size, self.speculator
-        # First, so that the copies of a block that is not full are theirs, and the source,
-        # which writes to it already, is the one that keeps it.
-        extends = [ExtendPlan(fork.child.id, len(fork.child.token_ids)) for fork in forks]
-        truncates: list[TruncatePlan] = []
-        needs_blocks = False
-        for group in self._running:
-            for sequence in group.sequences:
-                if commit := sequence.take_commit(block_size):
-                    commits.append(commit)
-                if sequence.is_ended or not sequence.block_ids:
-                    continue
-                length = sequence.length_needed(speculator.num_ahead(sequence))
-                if length > sequence.length:
-                    extends.append(ExtendPlan(sequence.id, length))
-                    # Beams are forked: the kvstore must know of each of their tokens.
-                    is_needed = length > sequence.num_slots or group.beams is not None
-                    needs_blocks = needs_blocks or is_needed
-                elif sequence.length - length >= block_size:
-                    # Blocks for guesses that were wrong and are not made any more.
-                    truncates.append(TruncatePlan(sequence.id, length))
-                    sequence.cut_room(length, block_size)
-        return extends, truncates, needs_blocks
-
     def _make_room(self) -> None:
         """Suspend a group if others were refused slots that they need now.
 
         What has ended or is being suspended gives its blocks first.
         """
-        if self._closes or self._suspending:
+        if self._next.closes or self._suspending:
             return
         short = [s for g in self._running for s in g.sequences if s.lacks_slots]
         if not (short and self._preemption.is_needed(len(short))):
@@ -320,7 +280,7 @@ class Scheduler:
         victim = choose_victim(self._running, ageing=self._limits.ageing, tenant=tenant)
         if victim is None and not self._admission.asked:
             self._fail(short[0].group, WorkerUnavailable(_POOL_HELD))
-        elif victim is not None and not any(f.child.group is victim for f in self._forks):
+        elif victim is not None and not any(f.child.group is victim for f in self._next.forks):
             self._suspend(victim)
 
     def _suspend(self, group: SequenceGroup) -> None:
@@ -328,13 +288,13 @@ class Scheduler:
         self._running.remove(group)
         for sequence in group.sequences:
             if commit := sequence.take_commit(self._block_size, whole=True):
-                self._commits.append(commit)
+                self._next.commits.append(commit)
             self._forget_on_compute(sequence)
             self._builder.shared.forget(sequence)
             del self._by_id[sequence.id]
             self._suspending[sequence.id] = sequence
             sequence.leave_pool()
-        self._suspends.append(group.sequences[0].id)
+        self._next.suspends.append(group.sequences[0].id)
         self._admission.note_no_room(None, "OUT_OF_BLOCKS")
         self._num_preemptions += 1
 
@@ -454,13 +414,13 @@ class Scheduler:
         emissions += advance.emissions
         for fork in advance.forks:
             if commit := fork.source.take_commit(self._block_size, whole=True):
-                self._commits.append(commit)
+                self._next.commits.append(commit)
             child = fork.child
             child.id = self._admission.new_id(child.group)
             self._by_id[child.id] = child
             if child not in child.group.sequences:
                 child.group.sequences.append(child)
-            self._forks.append(fork)
+            self._next.forks.append(fork)
         for sequence in advance.ended:
             self.end_sequence(sequence)
 
@@ -509,9 +469,9 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Give the blocks back with the next update; full ones stay findable."""
         if commit := sequence.take_commit(self._block_size):
-            self._commits.append(commit)
-        self._forks = [fork for fork in self._forks if fork.child is not sequence]
-        self._closes.append(sequence.id)
+            self._next.commits.append(commit)
+        self._next.forks = [fork for fork in self._next.forks if fork.child is not sequence]
+        self._next.closes.append(sequence.id)
         self._preemption.promise(len(sequence.block_ids))
         self._forget_on_compute(sequence)
         del self._by_id[sequence.id]

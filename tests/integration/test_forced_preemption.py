@@ -43,7 +43,7 @@ def _suspend_at(quire, num_tokens) -> set:
         for group in list(scheduler._running):
             counts = [sequence.num_generated for sequence in group.sequences]
             is_due = group not in suspended and counts[:1] == [num_tokens]
-            if is_due and not (scheduler._forks or scheduler._forking):
+            if is_due and not (scheduler._next.forks or scheduler._forking):
                 suspended.add(group)
                 scheduler._suspend(group)
 
