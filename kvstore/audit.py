@@ -86,6 +86,8 @@ def _tree(state: PoolState) -> Iterator[str]:
         ids = np.array(node.blocks, np.int32)
         if len(np.unique(frames.ref_counts[ids] > 0)) > 1:
             yield "a node is held in part"
+        if node.grower is not None and node.grower.node is not node:
+            yield "a node may grow with a chain that does not end in it"
         if any(owner is not node for owner in tree.owners[ids]):
             yield "a block names another node than its own"
         is_host = {frames.is_host(b) for b in node.blocks}

@@ -74,7 +74,7 @@ def commit_blocks(state: PoolState, plans: Iterable[CommitPlan], epoch: int) -> 
     for sequence, plan, new in checked.values():
         apply_commit(sequence, plan.num_computed_tokens, new, plan.driver_state)
         state.release_sources(sequence)
-        if publish(state, sequence):
+        if state.publish(sequence):
             pinning.advance(state, sequence.chain.namespace)
 
 
@@ -94,19 +94,6 @@ def apply_copy(sequence: Sequence, index: int, block_size: int) -> None:
     The answer that says so may be lost, and the copy with it.
     """
     sequence.num_computed = min(sequence.num_computed, index * block_size)
-
-
-def publish(state: PoolState, sequence: Sequence) -> bool:
-    """Make the computed full blocks of a sequence findable; whether there are new ones."""
-    size = state.block_size
-    num_full = sequence.num_computed // size
-    state.blocks.refresh(sequence.chain)
-    first = sequence.chain.num_blocks
-    if num_full <= first:
-        return False
-    tokens = sequence.tokens[first * size : num_full * size]
-    state.blocks.register(sequence.chain, sequence.block_ids[first:num_full], tokens.tobytes())
-    return True
 
 
 def _copies_tail(state: PoolState, sequence: Sequence, copied: Counter[BlockId]) -> bool:

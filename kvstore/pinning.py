@@ -49,6 +49,10 @@ def pin_prefix(state: PoolState, plan: PinPlan, epoch: int, now: float) -> PinIn
         epoch=epoch,
     )
     weaker = _must_yield(state, pin)
+    sequence = state.sequences.get(plan.sequence_id)
+    if sequence is not None and not sequence.is_suspended:
+        # What it shared with others may have left with them: its own blocks take their place.
+        state.publish(sequence)
     take_blocks(state, pin)
     release(state, weaker)
     state.pins.put(pin)

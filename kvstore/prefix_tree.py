@@ -46,7 +46,7 @@ class Node:
         self.parent, self.start = parent, start
         self.blocks, self.data = blocks, data
         self.children: dict[bytes, Node] = {}
-        self.grower: Chain | None = None  # may append to it, having begun it
+        self.grower: Chain | None = None  # ends here and may append: it holds all, nobody else
         self.stamp = 0
         self.record: Any = None
         self.is_alive = True
@@ -85,7 +85,14 @@ class Chain:
         return node is None or (node.is_alive and node.end >= self.num_blocks)
 
     def restart(self) -> None:
+        self.leave()
         self.node, self.num_blocks = None, 0
+
+    def leave(self) -> None:
+        """Append to the node no more: whoever comes back to it may not hold its blocks then,
+        or others may."""
+        if self.node is not None and self.node.grower is self:
+            self.node.grower = None
 
 
 class PrefixTree:
@@ -188,6 +195,8 @@ class PrefixTree:
                 self._own(child, new)
                 node.children[data[at * size : (at + 1) * size]] = child
                 node = child
+        if chain.node is not node:
+            chain.leave()
         chain.node = node
         chain.num_blocks = node.end
         return new

@@ -246,7 +246,7 @@ def rebuild(state: PoolState, found: Recovered) -> None:
     )
     _restore_tree(blocks, found.namespaces)
     _count_references(blocks, sequences)
-    _split_where_holders_change(blocks)
+    _split_where_holders_change(blocks, sequences)
     _count_for_tenants(blocks, sequences)
     blocks.tenants.note_strain()
     _queue(blocks)
@@ -332,12 +332,28 @@ def _count_references(blocks: BlockPool, sequences: Iterable[Sequence]) -> None:
     blocks.frames.recount(counts)
 
 
-def _split_where_holders_change(blocks: BlockPool) -> None:
-    for node in list(blocks.tree.walk()):
-        members = node.blocks[:]
-        counts = blocks.frames.ref_counts[np.array(members, np.int32)]
-        start = node.start
-        for at in (np.flatnonzero(np.diff(counts)) + 1).tolist():
+def _split_where_holders_change(blocks: BlockPool, sequences: Iterable[Sequence]) -> None:
+    """Whoever holds a block of a node is to hold them all.
+
+    Equal counts do not say so: two sequences that computed the same tokens at once may have
+    one block each of what looks like one run.
+    """
+    counts = blocks.frames.ref_counts
+    followers: NDArray[np.int32] = np.full(len(counts), -1, np.int32)  # within a node
+    nodes = list(blocks.tree.walk())
+    for node in nodes:
+        ids = np.array(node.blocks, np.int32)
+        followers[ids[:-1]] = ids[1:]
+    holds_both = np.zeros(len(counts), np.int32)  # of a block and the next: who has both
+    for sequence in sequences:
+        for part in (sequence.block_ids, sequence.sources, sequence.host_ids):
+            ids = np.array(part, np.int32)
+            np.add.at(holds_both, ids[:-1][followers[ids[:-1]] == ids[1:]], 1)
+    for node in nodes:
+        members, start = node.blocks[:], node.start
+        ids = np.array(members, np.int32)
+        held, both = counts[ids], holds_both[ids[:-1]]
+        for at in (np.flatnonzero((held[:-1] != both) | (held[1:] != both)) + 1).tolist():
             blocks.tree.separate(members[at], start + at)
 
 

@@ -73,6 +73,18 @@ class PoolState:
         self.next_serial = max(self.next_serial, sequence.serial + 1)
         self.num_waste_slots += self.waste(sequence)
 
+    def publish(self, sequence: Sequence) -> bool:
+        """Make the computed full blocks of a resident sequence findable; whether any are new."""
+        size = self.block_size
+        num_full = sequence.num_computed // size
+        self.blocks.refresh(sequence.chain)
+        first = sequence.chain.num_blocks
+        if num_full <= first:
+            return False
+        tokens = sequence.tokens[first * size : num_full * size]
+        self.blocks.register(sequence.chain, sequence.block_ids[first:num_full], tokens.tobytes())
+        return True
+
     def close(self, sequences: Iterable[Sequence]) -> None:
         """Release what sequences hold and forget them."""
         sequences = list(sequences)

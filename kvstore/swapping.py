@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstore.growth import publish
 from kvstore.prefix_tree import Chain, Node
 from kvstore.sequences import Sequence
 from kvstore.state import PoolState
@@ -44,7 +43,7 @@ def suspend_sequences(
             modes.setdefault(sequence.sequence_id, plan.mode)
     leaving = [_Leaving(state.sequences[key], mode) for key, mode in modes.items()]
     for one in leaving:
-        publish(state, one.sequence)
+        state.publish(one.sequence)
     _find_own(state, leaving)
     for one in leaving:
         num_held = state.blocks.frames.num_held

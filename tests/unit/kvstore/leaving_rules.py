@@ -11,33 +11,18 @@ from kvstore.errors import (
     OutOfBlocks,
     PinBudgetExceeded,
     PinNotFound,
-    PromptExceedsPool,
     QuotaExceeded,
-    SequenceNotSuspended,
     SequenceSuspended,
 )
 from kvstore.types import (
     CommitPlan,
     ExtendPlan,
     ForkPlan,
-    OpenPlan,
     PinPlan,
     SuspendMode,
     SuspendPlan,
     TruncatePlan,
-    Update,
 )
-from tests.unit.kvstore.manager_model import SPACES
-
-
-class _Picked:
-    """Draws one thing, for rules that are called by others."""
-
-    def __init__(self, value) -> None:
-        self.value = value
-
-    def draw(self, strategy, label):
-        return self.value
 
 
 class LeavingRules:
@@ -81,67 +66,14 @@ class LeavingRules:
     def swap_and_back(self, data, new):
         """The whole way of a swap, with a change of the pool in between."""
         sequence_id = self.pick(data)
-        self.decode(data=_Picked(sequence_id), new=[*new, self.next_id % 7])
-        plan = SuspendPlan(sequence_id, SuspendMode.SWAP)
-        _, copies, transfer = self.manager.suspend_sequences([plan], runs_copies=True)
-        self.run(copies)
-        for one in self.group_of(sequence_id):
-            self.note_leave(one)
-        if transfer:
-            self.manager.complete_transfer(transfer, 0.001)
-        self.fill(count=self.num_blocks)
+        self.write(sequence_id, [*new, self.next_id % 7])
+        self.swap_out(sequence_id, SuspendMode.SWAP, completes=True)
+        self.fill_up(self.num_blocks)
         self.bring_back([sequence_id], True, commits=True)
 
     @rule(count=st.integers(1, 14))
     def fill(self, count):
-        """Something large comes and goes that was never seen before."""
-        self.next_id += 1
-        tokens = [1000 + self.next_id] * (min(count, self.num_blocks) * self.block_size)
-        plan = OpenPlan(f"s{self.next_id}", tokens, SPACES[0])
-        result = self.manager.update(Update(opens=[plan], runs_copies=True))
-        self.run(result.copies)
-        for opened in result.opened:
-            self.admit(plan, opened)
-            self.compute_and_commit(plan.sequence_id)
-            self.manager.close_sequences([plan.sequence_id])
-            del self.open[plan.sequence_id]
-        if result.transfer:
-            self.manager.complete_transfer(result.transfer, 0.0)
-
-    def bring_back(self, ids, runs_copies, *, commits):
-        before, room = self.snapshot(), self.room()
-        returning = self.with_groups(ids)
-        try:
-            answers, copies, transfer = self.manager.resume_sequences(ids, runs_copies=runs_copies)
-        except (OutOfBlocks, QuotaExceeded, PromptExceedsPool):
-            sizes = sum(self.blocks_for(len(self.open[i].tokens)) for i in returning)
-            assert self.options.tenants or sizes > room
-            assert self.snapshot() == before
-            return
-        self.run(copies)
-        self.transfer = max(self.transfer, transfer)
-        assert [answer.sequence_id for answer in answers] == returning
-        self.check_sharing(answers)
-        for answer in answers:
-            assert runs_copies or not answer.copies
-            self.note_return(answer)
-        for sequence_id in returning if commits else ():
-            known = self.open[sequence_id]
-            known.num_reported = known.num_computed
-            self.manager.commit_blocks([CommitPlan(sequence_id, known.num_computed)])
-        with pytest.raises(SequenceNotSuspended):
-            self.manager.resume_sequences(ids)
-
-    def check_sharing(self, answers):
-        """Those who come back together have a block for what they have in common."""
-        places = {}
-        for answer in answers:
-            known = self.open[answer.sequence_id]
-            limit = max(known.num_reported, len(known.tokens) - 1)
-            for index in range(limit // self.block_size):
-                key = self.prefix(known.space, known.tokens, index + 1)
-                places.setdefault(key, set()).add(answer.block_ids[index])
-        assert all(len(blocks) == 1 for blocks in places.values())
+        self.fill_up(count)
 
     @precondition(lambda self: self.transfer)
     @rule()
@@ -198,22 +130,3 @@ class LeavingRules:
     @rule(repair=st.booleans())
     def crash(self, repair):
         self.restart(repair)
-
-    def restart(self, repair):
-        """The next manager finds everything that this one would have known."""
-        if repair:
-            self.manager.audit(repair=True)
-        listed = self.manager.list_sequences(1000, with_tokens=True)
-        pins = self.manager.list_pins()
-        stats = self.manager.stats()
-        self.num_crashes += 1
-        self.start_manager()
-        assert self.manager.audit() == []
-        assert self.manager.list_sequences(1000, with_tokens=True) == listed
-        assert self.manager.list_pins() == pins
-        after = self.manager.stats()
-        assert (after.num_held, after.num_cached) == (stats.num_held, stats.num_cached)
-        assert after.num_waste_slots == stats.num_waste_slots
-        self.transfer = 0
-        for known in self.open.values():
-            known.tail_may_be_found = True

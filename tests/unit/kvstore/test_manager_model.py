@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 
 from kvstore.errors import (
     InvalidCommit,
@@ -29,11 +29,13 @@ from kvstore.types import (
     Update,
 )
 from tests.unit.kvstore.leaving_rules import LeavingRules
-from tests.unit.kvstore.manager_model import SPACES, ManagerModel
+from tests.unit.kvstore.machine import Machine
+from tests.unit.kvstore.manager_model import SPACES
+from tests.unit.kvstore.twin_rules import TwinRules
 from tests.unit.kvstore.update_rules import UpdateRules
 
 
-class PageManagerMachine(UpdateRules, LeavingRules, ManagerModel, RuleBasedStateMachine):
+class PageManagerMachine(TwinRules, UpdateRules, LeavingRules, Machine):
     @initialize(num_blocks=st.integers(1, 14), num_host_blocks=st.integers(0, 8), data=st.data())
     def start(self, num_blocks, num_host_blocks, data):
         limits = {}
@@ -42,17 +44,6 @@ class PageManagerMachine(UpdateRules, LeavingRules, ManagerModel, RuleBasedState
             quota = data.draw(st.none() | st.integers(max(1, floor), num_blocks), "quota")
             limits = {"x": TenantLimits(floor, quota)}
         self.begin(num_blocks, num_host_blocks, limits)
-
-    def teardown(self):
-        if hasattr(self, "manager"):
-            self.manager.close_sequences(list(self.open))
-            for pin_id in self.pins:
-                self.manager.unpin(pin_id=pin_id)
-            self.manager.acquire_driver_lease()  # what was on its way arrives no more
-            assert self.manager.audit() == []
-            stats = self.manager.stats()
-            assert stats.num_free + stats.num_cached == stats.num_blocks
-            assert stats.num_host_free + stats.num_host_cached == stats.num_host_blocks
 
     def draw_plan(self, data) -> OpenPlan:
         """Few distinct blocks, so that prompts often share prefixes."""
@@ -125,14 +116,7 @@ class PageManagerMachine(UpdateRules, LeavingRules, ManagerModel, RuleBasedState
     @rule(data=st.data(), new=st.lists(st.integers(0, 1), min_size=1, max_size=20))
     def decode(self, data, new):
         """Some steps of a driver: slots for new tokens, their KV, and the news of it."""
-        sequence_id = self.pick(data)
-        known = self.open[sequence_id]
-        start, tokens = len(known.tokens), known.tokens + new
-        if not self.extend_to(sequence_id, len(tokens)):
-            return
-        self.manager.commit_blocks([CommitPlan(sequence_id, len(tokens), start, new)])
-        known.tokens = tokens
-        self.compute(sequence_id, len(tokens))
+        self.write(self.pick(data), new)
 
     @precondition(lambda self: self.resident)
     @rule(data=st.data(), count=st.integers(1, 2))
@@ -192,12 +176,6 @@ class PageManagerMachine(UpdateRules, LeavingRules, ManagerModel, RuleBasedState
     def compute_all(self, data):
         self.compute_and_commit(self.pick(data))
 
-    def compute_and_commit(self, sequence_id):
-        known = self.open[sequence_id]
-        count = min(known.length, len(known.tokens))
-        self.manager.commit_blocks([CommitPlan(sequence_id, count)])
-        self.compute(sequence_id, count)
-
     @precondition(lambda self: self.resident)
     @rule(data=st.data())
     def commit_nonsense(self, data):
@@ -249,69 +227,39 @@ class PageManagerMachine(UpdateRules, LeavingRules, ManagerModel, RuleBasedState
                 call([plan])
         assert self.snapshot() == before
 
-    # --- what always holds --------------------------------------------------
 
-    @invariant()
-    def nothing_is_wrong(self):
-        if hasattr(self, "manager"):
-            assert self.manager.audit() == []
+class TwinMachine(TwinRules, Machine):
+    """Hardly anything but twins, and room for them."""
 
-    @invariant()
-    def every_sequence_reads_its_own_kv(self):
-        """Whatever others have written since, into whichever block."""
-        if not hasattr(self, "manager"):
-            return
-        for known in self.open.values():
-            for position in range(0 if known.is_suspended else known.num_computed):
-                expected = self.kv_of(known.space, known.tokens, position)
-                assert self.slots[self.slot(known.table, position)] == expected
+    @initialize(num_blocks=st.integers(6, 20), num_host_blocks=st.integers(0, 12))
+    def start(self, num_blocks, num_host_blocks):
+        self.begin(num_blocks, num_host_blocks)
 
-    @invariant()
-    def counters_are_those_of_the_model(self):
-        if not hasattr(self, "manager"):
-            return
-        stats = self.manager.stats()
-        assert stats.num_free + stats.num_cached + stats.num_held == self.num_blocks
-        assert stats.num_held >= len(self.held())
-        assert stats.num_sequences == len(self.open)
-        waste = sum(
-            len(known.table) * self.block_size - known.length
-            for known in self.open.values()
-            if not known.is_suspended
-        )
-        assert stats.num_waste_slots == waste
-        assert waste <= (self.block_size - 1) * len(self.open)
+    @rule()
+    def fill(self):
+        self.fill_up(self.num_blocks)
 
-    @invariant()
-    def the_list_of_sequences_is_the_models(self):
-        if not hasattr(self, "manager"):
-            return
-        listed = {
-            info.sequence_id: (info.length, info.num_computed_tokens, info.block_ids)
-            for info in self.manager.list_sequences(1000)[0]
-        }
-        assert listed == {
-            sequence_id: (known.length, known.num_reported, known.table)
-            for sequence_id, known in self.open.items()
-        }
+    @precondition(lambda self: self.suspended)
+    @rule(data=st.data(), runs_copies=st.booleans(), commits=st.booleans())
+    def resume(self, data, runs_copies, commits):
+        key = data.draw(st.sampled_from(self.suspended), "sequence")
+        self.bring_back([key], runs_copies, commits=commits)
 
-    @invariant()
-    def pins_keep_what_they_have(self):
-        """Until they end, what is pinned can be found, whatever else happens."""
-        if not hasattr(self, "manager"):
-            return
-        for pin in self.manager.list_pins():
-            space, tokens, until = self.pins[pin.pin_id]
-            assert until > self.now
-            held = self.manager._attached.state.pins.get(pin.pin_id).block_ids
-            for position in range(pin.num_cached_tokens):
-                expected = self.kv_of(space, tokens, position)
-                assert self.slots[self.slot(held, position)] == expected
+    @precondition(lambda self: self.resident)
+    @rule(data=st.data())
+    def close(self, data):
+        self.leave(data, data.draw(st.sampled_from(self.resident), "sequence"), "close")
+
+    @rule()
+    def crash(self):
+        self.restart(repair=False)
 
 
-def case(size: int, eviction: str = DEFAULT_POLICY, num_examples: int = 60):
+def case(
+    size: int, eviction: str = DEFAULT_POLICY, num_examples: int = 60, base=PageManagerMachine
+):
     parts = {"block_size": size, "eviction": eviction}
-    machine = type(f"BlockSize{size}{eviction}", (PageManagerMachine,), parts)
+    machine = type(f"{base.__name__}{size}{eviction}", (base,), parts)
     machine.TestCase.settings = settings(
         max_examples=num_examples,
         stateful_step_count=40,
@@ -322,6 +270,7 @@ def case(size: int, eviction: str = DEFAULT_POLICY, num_examples: int = 60):
 
 
 TestBlockSize8, TestBlockSize16, TestBlockSize32 = case(8), case(16), case(32)
+TestTwins = case(8, num_examples=100, base=TwinMachine)
 TestGdsf, TestLhd = case(8, "gdsf", 30), case(8, "lhd", 30)
 TestLru, TestS3Fifo = case(8, "lru", 30), case(8, "s3-fifo", 30)
 
