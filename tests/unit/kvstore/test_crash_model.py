@@ -74,7 +74,7 @@ class CrashingMachine(PageManagerMachine):
             raise AssertionError("the manager and its twin differ")
         assert self.manager.audit() == []
         self.compare(call, before, after)
-        self.follow(call)
+        self.follow_call(call)
         self.every_sequence_reads_its_own_kv()
         self.repeat(call, after)
 
@@ -98,7 +98,7 @@ class CrashingMachine(PageManagerMachine):
     def a_commit(self, data) -> Call:
         known = self.open[key := self.pick(data)]
         count = min(known.length, len(known.tokens))
-        self.write(known, count)
+        self.write_up_to(known, count)
         return Call(lambda m: (m.commit_blocks([CommitPlan(key, count)]), [], 0)[1:])
 
     def a_fork(self, data) -> Call:
@@ -133,7 +133,7 @@ class CrashingMachine(PageManagerMachine):
             known = self.open[key]
             count = min(known.length, len(known.tokens))
             if name == "commits":
-                self.write(known, count)
+                self.write_up_to(known, count)
             its = {"extends": ExtendPlan(key, known.length + 9), "commits": CommitPlan(key, count)}
             changes[name] = [its.get(name, key)]
         update = Update(opens=[plan], runs_copies=True, **changes)
@@ -160,7 +160,7 @@ class CrashingMachine(PageManagerMachine):
 
     # --- before and after ---------------------------------------------------
 
-    def write(self, known: Known, count: int) -> None:
+    def write_up_to(self, known: Known, count: int) -> None:
         """What a driver does before it commits."""
         for position in range(known.num_computed, count):
             kv = self.kv_of(known.space, known.tokens, position)
@@ -195,18 +195,17 @@ class CrashingMachine(PageManagerMachine):
         if call.is_atomic:
             assert sequences in (before[0], after[0])
 
-    def follow(self, call: Call) -> None:
+    def follow_call(self, call: Call) -> None:
         """Know of each sequence what the manager says: answers may have been lost."""
         sequences, _ = self.seen(self.manager)
         for plan in call.opens:
             prompt = list(plan.token_ids)
-            new = Known(plan.namespace, prompt, prompt, 0, 0, 0)
+            new = Known(plan.namespace, prompt, prompt, 0, 0, 0, group=plan.group)
             self.open.setdefault(plan.sequence_id, new)
         for plan in call.forks:
             source = self.open[plan.source_id]
-            self.open.setdefault(
-                plan.sequence_id, Known(source.space, source.prompt, source.tokens, 0, 0, 0)
-            )
+            new = Known(source.space, source.prompt, source.tokens, 0, 0, 0, group=source.group)
+            self.open.setdefault(plan.sequence_id, new)
         for plan in call.pins:
             its = (plan.namespace, list(plan.token_ids), self.now + plan.ttl_seconds)
             self.pins.setdefault(plan.pin_id, its)
@@ -240,7 +239,7 @@ class CrashingMachine(PageManagerMachine):
         assert reason in {"", *done, "OUT_OF_BLOCKS", "QUOTA_EXCEEDED"}
         if call.is_atomic and (reason in done or not reason):
             assert self.seen(self.manager)[0].keys() == after[0].keys()
-        self.follow(call)
+        self.follow_call(call)
 
 
 def case(size: int, num_examples: int):

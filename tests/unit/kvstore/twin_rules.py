@@ -122,7 +122,7 @@ class TwinRules:
     def fork_at(self, data, key) -> None:
         num_known = len(self.open[key].tokens)
         self.next_id += 1
-        plan = ForkPlan(key, f"f{self.next_id}", data.draw(st.integers(1, num_known), "length"))
+        plan = ForkPlan(key, f"x{self.next_id}", data.draw(st.integers(1, num_known), "length"))
         [forked] = self.manager.fork_sequences([plan])
         self.note_fork(plan, forked)
 
