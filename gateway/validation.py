@@ -195,6 +195,10 @@ def _check_beams(request: GenerationRequest, beams: BeamOptions) -> None:
     for field, is_asked in (
         ("best_of", request.best_of is not None),
         ("temperature", sampling.temperature != 0),
+        ("top_k", sampling.top_k != 0),
+        ("top_p", sampling.top_p != 1),
+        ("min_p", sampling.min_p != 0),
+        ("typical_p", sampling.typical_p != 1),
         ("stop", bool(request.stop)),
         ("return_logprob", sampling.return_logprob),
         ("return_prompt_logprobs", sampling.return_prompt_logprobs),

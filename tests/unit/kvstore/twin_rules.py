@@ -45,7 +45,7 @@ class TwinRules:
     def catch_up(self, data, most):
         """One computes what the other has computed."""
         behind, ahead = data.draw(st.sampled_from(self.pairs()), "pair")
-        self.follow(behind, ahead, most)
+        self.go_after(behind, ahead, most)
 
     @precondition(lambda self: self.pairs())
     @rule(
@@ -59,7 +59,7 @@ class TwinRules:
         stays, goes = data.draw(st.sampled_from(self.pairs()), "pair")
         num_known = len(self.open[goes].tokens)
         if leads and self.write(goes, [num_known % 3] * leads):
-            self.follow(stays, goes, leads)
+            self.go_after(stays, goes, leads)
         if data.draw(st.booleans(), "is forked"):
             self.fork_at(data, stays)
         if data.draw(st.booleans(), "is cut first"):
@@ -115,7 +115,7 @@ class TwinRules:
             and self.open[behind].tokens == self.open[ahead].tokens[: len(self.open[behind].tokens)]
         ]
 
-    def follow(self, behind, ahead, most) -> None:
+    def go_after(self, behind, ahead, most) -> None:
         start = len(self.open[behind].tokens)
         self.write(behind, self.open[ahead].tokens[start : start + most])
 
