@@ -81,6 +81,8 @@ TABLE: dict[str, tuple[grpc.StatusCode, int, str]] = {
     "POOL_NOT_ATTACHED": _STALE,
     # compute
     "INVALID_STEP": _INVALID,
+    "GRAMMAR_FAILED": _INVALID,
+    "NO_TOKEN_ALLOWED": _INVALID,
     "DRIVER_BUSY": _STALE,
     "POOL_UNAVAILABLE": _DOWN,
     "LOADING": _DOWN,
