@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from gateway.errors import InvalidField
+from gateway.errors import InvalidField, QueueFull
 
 MAX_BYTES = 256 * 1024
 MAX_CHOICES = 1024
 _MAX_ANSWER_BYTES = 8 * 2**20  # a line of the worker; escapes make a text longer
 _MAX_CACHED = 64
+_MAX_WAITING = 32  # grammars that wait for the process, each for up to its time limit
 _MAX_ERROR = 400  # characters; the library quotes the grammar
 
 _TOO_COMPLEX = "it is too complex to be compiled"
@@ -91,6 +92,7 @@ class GrammarCompiler:
         Raises:
             InvalidField: it is too large, does not compile, or nothing satisfies it;
                 UNSUPPORTED_OPTION if the model has no end-of-sequence token.
+            QueueFull: many others are being compiled.
         """
         field = structure.field
         if not self._has_eos:
@@ -111,6 +113,8 @@ class GrammarCompiler:
         key = hashlib.sha256(f"{structure.kind}:".encode() + encoded).digest()
         task = self._known.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
+            if sum(not known.done() for known in self._known.values()) >= _MAX_WAITING:
+                raise QueueFull(limit=_MAX_WAITING, retry_after=self._time_limit)
             request = json.dumps({"kind": structure.kind, "text": structure.text})
             task = asyncio.create_task(self._compile(request.encode() + b"\n"))
             self._known[key] = task

@@ -46,12 +46,26 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str) -> str:
     limits = LLParserLimits(verbose_errors=False)
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
-        raise Refused(matcher.get_error())
-    matcher.compute_bitmask()
+        raise Refused(_reason(matcher))
+    allowed = matcher.compute_bitmask()
     if matcher.is_error():
         is_empty = matcher.get_error().startswith("NoExtension")
-        raise Refused(_NOTHING if is_empty else matcher.get_error())
+        raise Refused(_NOTHING if is_empty else _reason(matcher))
+    # Some grammars compile and then are too much for the library at the first token.
+    matcher.consume_token(_lowest(allowed))
+    if matcher.is_error():
+        raise Refused(f"it cannot be followed: {_reason(matcher)}")
     return grammar
+
+
+def _reason(matcher: LLMatcher) -> str:
+    return str(matcher.get_error()).removesuffix("<non-verbose/>").rstrip()
+
+
+def _lowest(allowed: bytes) -> int:
+    """The first token that a mask allows; some one is."""
+    index = next(index for index, byte in enumerate(allowed) if byte)
+    return 8 * index + ((allowed[index] & -allowed[index]).bit_length() - 1)
 
 
 def _converted(kind: str, text: str) -> str:

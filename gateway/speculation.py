@@ -72,8 +72,9 @@ class Speculator:
     """Makes guesses for sequences and learns from what came of them.
 
     It pays to guess for a sequence while the tokens it gains are worth more than the
-    time that the guesses add to the step. Both are measured: tokens a step per sequence,
-    and seconds of steps with and without guesses at the batch's present size.
+    time that the guesses add to the step, for everyone in it. Both are measured: tokens a
+    step per sequence, and seconds of steps with and without guesses at the batch's
+    present size, by the share of its sequences that had any.
     """
 
     def __init__(self, method: SpeculationMethod, num_drafts: int) -> None:
@@ -84,7 +85,7 @@ class Speculator:
         self._indexes: dict[Sequence, NgramIndex] = {}
         self._acceptance: dict[Sequence, _Acceptance] = {}
         # By the batch's size, in powers of two, since that alone changes a step's time.
-        self._times: dict[int, tuple[_Seconds, _Seconds]] = {}
+        self._times: dict[int, tuple[_Measured, _Measured]] = {}
         self._batch = 0
         self._num_steps = 0
         self._num_drafted = 0
@@ -129,13 +130,15 @@ class Speculator:
         self._num_drafted += num_drafts
         self._num_accepted += num_tokens - 1
 
-    def observe(self, num_sequences: int, num_drafts: int, seconds: float) -> None:
-        """What a step of decodes alone took."""
+    def observe(
+        self, num_sequences: int, num_guessing: int, num_prompt_tokens: int, seconds: float
+    ) -> None:
+        """What a step took in which so many of the sequences that decode had guesses."""
         self._num_steps += 1
-        if num_sequences and self._num_drafts:
+        if num_sequences and self._num_drafts and not num_prompt_tokens:
             self._batch = num_sequences.bit_length()
-            plain, guessed = self._times.setdefault(self._batch, (_Seconds(), _Seconds()))
-            (guessed if num_drafts else plain).observe(num_sequences, seconds)
+            plain, guessed = self._times.setdefault(self._batch, (_Measured(), _Measured()))
+            (guessed if num_guessing else plain).observe(num_sequences, num_guessing, seconds)
 
     def stats(self) -> SpeculationStats:
         return SpeculationStats(self._num_drafted, self._num_accepted)
@@ -160,23 +163,28 @@ class Speculator:
         return False
 
     def _cost(self) -> float:
-        """Time of a step with guesses over that of one without, for a sequence."""
-        plain, guessed = self._times.get(self._batch, (_Seconds(), _Seconds()))
+        """Tokens that a sequence with guesses must yield in a step to be worth them.
+
+        What a step with guesses takes longer is put down to the sequences that had them,
+        in the tokens that the whole batch would have had in that time.
+        """
+        plain, guessed = self._times.get(self._batch, (_Measured(), _Measured()))
         is_known = min(plain.num_steps, guessed.num_steps) >= _LEAST_MEASURED
         if not (is_known and plain.seconds):
             return 1.1  # something must be gained
-        return max(1.02, guessed.seconds / plain.seconds)
+        return max(1.02, 1 + (guessed.seconds / plain.seconds - 1) / guessed.share)
 
 
 @dataclass(slots=True)
-class _Seconds:
-    """Of a decode step, per sequence, smoothed."""
+class _Measured:
+    """Decode steps of a kind, smoothed: seconds per sequence, share that had guesses."""
 
     seconds: float = 0.0
+    share: float = 0.0
     num_steps: int = 0
 
-    def observe(self, num_sequences: int, seconds: float) -> None:
+    def observe(self, num_sequences: int, num_guessing: int, seconds: float) -> None:
         self.num_steps += 1
-        each = seconds / num_sequences
         weight = max(_SMOOTHING, 1 / self.num_steps)
-        self.seconds += weight * (each - self.seconds)
+        self.seconds += weight * (seconds / num_sequences - self.seconds)
+        self.share += weight * (num_guessing / num_sequences - self.share)

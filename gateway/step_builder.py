@@ -27,7 +27,7 @@ class StepBuilder:
         self._speculator = speculator
         self._ids = itertools.count(1)
         self._batch: list[Sequence] = []
-        self._num_decodes = self._num_drafts = self._num_prompt_tokens = 0
+        self._num_decodes = self._num_guessing = self._num_prompt_tokens = 0
 
     def fill(self, groups: Items[SequenceGroup]) -> bool:
         """Give chunks to the sequences of `groups`, in order; whether any got one.
@@ -53,14 +53,14 @@ class StepBuilder:
                 elif may_decode:
                     decodes.append(sequence)
         budget = self._budget - len(decodes)
-        num_drafts = 0
+        self._num_guessing = 0
         for sequence in decodes:
             room = min(sequence.num_slots, sequence.group.max_length - 1)
             room = min(budget, room - len(sequence.token_ids))
             drafts, count = self._speculator.guess(sequence, room) if room > 0 else ((), 0)
             sequence.chunk = sequence.next_chunk(1, drafts, count)
             budget -= count
-            num_drafts += count
+            self._num_guessing += count > 0
         budget = self._pace.allowance(len(decodes), budget)
         before = budget
         batch = decodes
@@ -75,7 +75,6 @@ class StepBuilder:
             batch.append(sequence)
         self._batch = batch
         self._num_prompt_tokens = before - budget
-        self._num_drafts = num_drafts
         self._num_decodes = len(batch) - sum(1 for s in prefills if s.chunk is not None)
         return bool(batch)
 
@@ -125,8 +124,9 @@ class StepBuilder:
     def _observe(self, result: StepResult) -> None:
         seconds = result.elapsed - result.copy_elapsed
         self._pace.observe(self._num_decodes, self._num_prompt_tokens, seconds)
-        if not self._num_prompt_tokens:
-            self._speculator.observe(self._num_decodes, self._num_drafts, seconds)
+        self._speculator.observe(
+            self._num_decodes, self._num_guessing, self._num_prompt_tokens, seconds
+        )
 
     def prefill_measured(self, result: StepResult) -> tuple[int, float]:
         """Tokens and seconds of a step that was hardly anything but prefill, else zeros."""

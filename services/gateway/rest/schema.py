@@ -25,6 +25,7 @@ from services.gateway.rest.checked import checked
 from services.gateway.rest.options import Inert
 
 MAX_PROMPTS = 256
+MAX_ANSWERS = 1024  # that a body's prompts ask for together, so that others get their turn
 
 _STRING = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -227,6 +228,10 @@ class CompletionRequest(GenerationOptions):
             raise InvalidField("prompt", "prompt: must be a string, token ids, or a list of those")
         if len(self.prompt) > MAX_PROMPTS:
             raise InvalidField("prompt", f"prompt: at most {MAX_PROMPTS} prompts in a request")
+        each = max(self.n or 1, self.best_of or 1, self.num_beams or 1)
+        if len(self.prompt) * each > MAX_ANSWERS:
+            text = f"{len(self.prompt)} prompts with {each} sequences each are too many"
+            raise InvalidField("prompt", f"prompt: {text}: at most {MAX_ANSWERS} in a request")
         return [_prompt(item, f"prompt[{i}]") for i, item in enumerate(self.prompt)]
 
 

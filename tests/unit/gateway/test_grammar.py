@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway import grammar
-from gateway.errors import InvalidField
+from gateway.errors import InvalidField, QueueFull
 from gateway.grammar import GrammarCompiler, Structure, StructureKind
 
 EOS_ID = 256
@@ -99,6 +99,8 @@ REFUSED = {
     "an unknown rule": Structure(GRAMMAR, "root ::= b", "f"),
     "an unknown rule in Lark": Structure(GRAMMAR, "start: b", "f"),
     "nothing but itself": Structure(GRAMMAR, 'start: start "a"', "f"),
+    "no end": Structure(GRAMMAR, 'start: "a" start', "f"),
+    "far too many states": Structure(REGEX, "(a{1000}){1000}{1000}", "f"),
     "half an escape": Structure(GRAMMAR, 'root ::= "\\', "f"),
     "empty lines": Structure(GRAMMAR, "\n" * 200_000, "f"),
     "brackets": Structure(GRAMMAR, "root ::= " + "(" * 20_000, "f"),
@@ -160,6 +162,18 @@ async def test_who_leaves_spoils_nothing_for_the_next(compiler):
     )
     assert "/b/" in one
     assert "/c/" in other
+
+
+async def test_too_many_to_compile_are_refused_and_the_others_are_not(compiler):
+    asked = [
+        asyncio.create_task(compiler.compile(Structure(REGEX, f"a{{{n}}}", "f")))
+        for n in range(1, 41)
+    ]
+    got = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [one for one in got if isinstance(one, QueueFull)]
+    assert len(refused) == 8
+    assert sum(isinstance(one, str) for one in got) == 32
+    assert await compiler.compile(Structure(REGEX, "a{40}", "f"))
 
 
 async def test_a_model_that_cannot_end_has_no_structured_answers(new_compiler):

@@ -1,4 +1,4 @@
-"""Parts of the policy alone: the pace of prompts, patience for blocks, guesses, the queue."""
+"""Parts of the policy alone: the pace of prompts, patience for blocks, the queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from gateway.group import SequenceGroup
 from gateway.limits import Limits
 from gateway.pace import Pace
 from gateway.preemption import Preemption
-from gateway.speculation import NgramIndex
 from gateway.types import GenerationRequest
 from gateway.wait_queue import WaitQueue
 
@@ -50,23 +49,6 @@ def test_promised_blocks_are_waited_for_but_not_for_ever():
     for _ in range(4):
         preemption.answer()
     assert preemption.is_needed(1)
-
-
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 5))
-def test_an_n_gram_finds_what_a_search_through_the_text_finds(tokens, num_tokens):
-    index = NgramIndex()
-    half = len(tokens) // 2
-    index.follow(tokens[:half])
-    index.follow(tokens)
-    assert index.propose(num_tokens) == searched(tokens, num_tokens)
-
-
-def searched(tokens, num_tokens):
-    for size in (4, 3, 2):
-        for end in range(len(tokens) - 1, size - 1, -1):
-            if len(tokens) >= size and tokens[end - size : end] == tokens[-size:]:
-                return tuple(tokens[end : end + num_tokens])
-    return ()
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(-5, 5)), max_size=30), st.data())

@@ -17,6 +17,8 @@ COMPLETION_CASES = [
     ({"prompt": [1, 2.5]}, "prompt[0]", INVALID),
     ({"prompt": [[1, "a"]]}, "prompt[0]", INVALID),
     ({"prompt": ["a"] * 257}, "prompt", INVALID),
+    ({"prompt": ["a"] * 129, "n": 8}, "prompt", INVALID),
+    ({"prompt": ["a"] * 65, "num_beams": 16, "temperature": 0}, "prompt", INVALID),
     ({"prompt": [999999]}, "prompt", INVALID),
     ({"prompt": [-1]}, "prompt", INVALID),
     ({"prompt": "x" * 600}, "prompt", "context_length_exceeded"),
