@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -15,11 +15,9 @@ from compute.model import LlamaDecoder
 from compute.pool import AttachedPool
 from compute.ports import PoolProvider
 from compute.results import StepResults
-from compute.sampling import Grammar, NoGrammar, RowsToDraw, SequenceSampler, sample
+from compute.sampling import Grammars, NoGrammars, RowsToDraw, SequenceSampler, sample
 from compute.sequences import KnownSequence, PlannedChunk, StepLimits, StepPlan
 from compute.types import ModelInfo, PoolHandle, SequenceState, Step, StepResult
-
-NewGrammar = Callable[[str], Grammar]
 
 
 class StepRunner:
@@ -43,11 +41,11 @@ class StepRunner:
         model_id: str,
         fingerprint: bytes,
         draft: LlamaDecoder | None = None,
-        new_grammar: NewGrammar = NoGrammar,
+        grammars: Grammars | None = None,
     ) -> None:
         """Attach the provider's pool.
 
-        `fingerprint` is of the model and its draft. `new_grammar` returns at once.
+        `fingerprint` is of the model and its draft. `grammars` are closed with it.
 
         Raises ModelUnsupported if the draft model does not fit, and what attach_pool and
         AttachedPool raise.
@@ -57,7 +55,7 @@ class StepRunner:
         self._provider = provider
         config = model.config
         self._draft = None
-        self._new_grammar = new_grammar
+        self._grammars = grammars or NoGrammars()
         kv_shape = config.kv_shape(_dtype_name(model.dtype))
         self._num_layers = kv_shape.num_layers
         if draft is not None:
@@ -105,7 +103,8 @@ class StepRunner:
         self._sequences.clear()
 
     def close(self) -> None:
-        """Let go of the pool. No step can run after it."""
+        """Let go of the pool and stop compiling grammars. No step can run after it."""
+        self._grammars.close()
         self.reset()
         self._kv_layers = []
         if self._draft is not None:
@@ -147,7 +146,7 @@ class StepRunner:
 
     def _new_sampler(self, state: SequenceState) -> SequenceSampler:
         text = state.sampling.grammar
-        grammar = self._new_grammar(text) if text else None
+        grammar = self._grammars.compile(text) if text else None
         return SequenceSampler(state.sampling, state.num_prompt_tokens, grammar)
 
     def _compute(self, plan: StepPlan, packed: PackedStep, results: StepResults) -> None:

@@ -13,7 +13,7 @@ and penalties, biases and masks are applied to those, as in transformers' beam s
 """
 
 from compute.sampling.grammar import GrammarCompiler
-from compute.sampling.grammar_state import Grammar, GrammarState, NoGrammar
+from compute.sampling.grammar_state import Grammar, Grammars, GrammarState, NoGrammars
 from compute.sampling.logprobs import scored
 from compute.sampling.options import check_options
 from compute.sampling.sampler import Drawn, RowsToDraw, sample
@@ -24,7 +24,8 @@ __all__ = [
     "Grammar",
     "GrammarCompiler",
     "GrammarState",
-    "NoGrammar",
+    "Grammars",
+    "NoGrammars",
     "RowsToDraw",
     "SequenceSampler",
     "check_options",

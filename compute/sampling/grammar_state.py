@@ -38,11 +38,26 @@ class Grammar(Protocol):
         """
 
 
-class NoGrammar:
-    """Stands for any grammar where there is no tokenizer to read it with."""
+class Grammars(Protocol):
+    """Whoever compiles grammars."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def compile(self, text: str) -> Grammar:
+        """A grammar in the library's own form. Returns at once."""
 
+    def close(self) -> None:
+        """Stop compiling. Grammars that were not ready fail."""
+
+
+class NoGrammars:
+    """Where there is no tokenizer to read grammars with, each of them fails."""
+
+    def compile(self, text: str) -> Grammar:  # noqa: ARG002 - it makes no difference
+        return _NoGrammar()
+
+    def close(self) -> None:
+        """There is nothing to stop."""
+
+
+class _NoGrammar:
     def begin(self) -> GrammarState:
         raise GrammarFailed("the model has no tokenizer.json, which grammars need")

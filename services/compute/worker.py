@@ -38,7 +38,7 @@ def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -
         model_id=found.model_id,
         fingerprint=loaded.fingerprint_with(draft),
         draft=draft.decoder if draft is not None else None,
-        new_grammar=grammars.compile,
+        grammars=grammars,
     )
 
 

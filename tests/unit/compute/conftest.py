@@ -41,8 +41,10 @@ class TinyModel:
     decoder: LlamaDecoder
     kernels: ReferenceKernels
 
-    def runner(self, pool: PrivatePool) -> StepRunner:
-        return StepRunner(self.decoder, self.kernels, pool, model_id="tiny", fingerprint=b"\0" * 32)
+    def runner(self, pool: PrivatePool, **options) -> StepRunner:
+        return StepRunner(
+            self.decoder, self.kernels, pool, model_id="tiny", fingerprint=b"\0" * 32, **options
+        )
 
     def logits(self, token_ids: list[int]) -> torch.Tensor:
         """The oracle's logits [T, V] in fp32."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from compute.errors import InvalidStep, PoolUnavailable
 from compute.fakes import SimpleDriver
+from compute.sampling import GrammarCompiler
 from compute.types import (
     BlockCopy,
     Chunk,
@@ -331,8 +334,11 @@ def test_a_failed_refresh_leaves_the_old_pool_attached(runner, model, pool):
     assert _tokens(result) == _greedy(model, PROMPT, 1)
 
 
-def test_a_closed_runner_runs_nothing(model, pool):
-    runner = model.runner(pool)
+def test_a_closed_runner_runs_nothing_and_compiles_nothing(model, pool):
+    grammars = Mock(spec=GrammarCompiler)
+    runner = model.runner(pool, grammars=grammars)
+    grammars.close.assert_not_called()
     runner.close()
+    grammars.close.assert_called_once_with()
     with pytest.raises(PoolUnavailable):
         runner.run(Step(1))

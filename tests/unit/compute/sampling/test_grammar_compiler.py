@@ -13,7 +13,7 @@ import torch
 from llguidance import LLMatcher
 
 from compute.errors import GrammarFailed
-from compute.sampling import GrammarCompiler, NoGrammar
+from compute.sampling import GrammarCompiler, NoGrammars
 from tests.unit.compute.sampling.grammars import EOS, OTHER_EOS, WIDTH, make_tokenizer, regex
 
 TEXT = make_tokenizer().to_str()
@@ -182,4 +182,4 @@ def test_a_deep_grammar_is_compiled_although_other_threads_have_small_stacks():
 
 def test_without_a_tokenizer_every_grammar_fails():
     with pytest.raises(GrammarFailed, match=r"tokenizer\.json"):
-        NoGrammar(json.dumps({})).begin()
+        NoGrammars().compile(json.dumps({})).begin()
