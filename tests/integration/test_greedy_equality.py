@@ -127,14 +127,11 @@ def _generate(driver, prompts):
     return driver.generate(prompts, NUM_TOKENS, greedy)
 
 
-def _check_same(answers, reference, prompts, oracle):
-    """Equal ids, or a swap that the oracle calls a near tie."""
-    different = [name for name in prompts if answers[name].token_ids != reference[name].token_ids]
-    for name in different:
-        assert oracle.judge(name, prompts[name], answers[name]) > 0, name
-    for name in prompts.keys() - set(different):
-        pairs = zip(answers[name].logprobs, reference[name].logprobs, strict=True)
-        assert max(abs(a - b) for a, b in pairs) < LOGPROB_TOLERANCE
+def _check_same(answers, reference, prompts):
+    """To the last bit, however they were computed."""
+    for name in prompts:
+        assert answers[name].token_ids == reference[name].token_ids, name
+        assert answers[name].logprobs == reference[name].logprobs, name
 
 
 def test_answers_equal_the_oracles(reference, prompts):
@@ -144,22 +141,22 @@ def test_answers_equal_the_oracles(reference, prompts):
 
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 def test_chunks_block_sizes_and_warm_prefixes_change_no_answer(
-    block_size, make_runner, prompts, reference, oracle
+    block_size, make_runner, prompts, reference
 ):
     driver = SimpleDriver(
         make_runner(block_size), token_budget=88, share_prefixes=True, shuffle_seed=block_size
     )
     cold = _generate(driver, prompts)
     assert driver.num_cached_tokens == 0
-    _check_same(cold, reference, prompts, oracle)
+    _check_same(cold, reference, prompts)
     warm = _generate(driver, prompts)
     expected = sum((len(prompt) - 1) // block_size * block_size for prompt in prompts.values())
     assert driver.num_cached_tokens == expected
-    _check_same(warm, reference, prompts, oracle)
+    _check_same(warm, reference, prompts)
 
 
-def test_a_prompt_alone_gets_the_answer_it_gets_in_company(make_runner, prompts, reference, oracle):
+def test_a_prompt_alone_gets_the_answer_it_gets_in_company(make_runner, prompts, reference):
     driver = SimpleDriver(make_runner(16))
     for name in ("text 0", "code 0", "chat 0", "scripts 4", "emoji 1"):
         alone = {name: prompts[name]}
-        _check_same(_generate(driver, alone), reference, alone, oracle)
+        _check_same(_generate(driver, alone), reference, alone)
