@@ -115,7 +115,7 @@ async def test_beam_searches_are_transformers(tiny, num_beams, length_penalty, e
         )
         assert answer.tokens() == texts
         scores = [answer.ends[n].score for n in range(num_beams)]
-        assert scores == pytest.approx(result.sequences_scores.tolist(), rel=1e-5, abs=1e-4)
+        assert scores == pytest.approx(result.sequences_scores.tolist(), abs=1e-4)
 
 
 async def test_a_penalized_beam_search_is_transformers(tiny):
@@ -131,7 +131,7 @@ async def test_a_penalized_beam_search_is_transformers(tiny):
     )
     assert got.tokens() == texts
     scores = [got.ends[n].score for n in range(2)]
-    assert scores == pytest.approx(result.sequences_scores.tolist(), rel=1e-5, abs=1e-4)
+    assert scores == pytest.approx(result.sequences_scores.tolist(), abs=1e-4)
 
 
 async def test_log_probabilities_of_prompt_and_answer_are_transformers_once_and_again(tiny):
@@ -152,14 +152,10 @@ async def test_log_probabilities_of_prompt_and_answer_are_transformers_once_and_
     tokens = [*prompt, *first.token_ids[0]]
     assert [token.token_id for token in told] == tokens[1:]
     for position, token in enumerate(told):
-        assert token.logprob == pytest.approx(
-            float(expected[position, token.token_id]), rel=1e-5, abs=1e-4
-        )
+        assert token.logprob == pytest.approx(float(expected[position, token.token_id]), abs=1e-4)
         best = expected[position].topk(3)
         assert [top.token_id for top in token.top] == best.indices.tolist()
-        assert [top.logprob for top in token.top] == pytest.approx(
-            best.values.tolist(), rel=1e-5, abs=1e-4
-        )
+        assert [top.logprob for top in token.top] == pytest.approx(best.values.tolist(), abs=1e-4)
 
 
 @pytest.mark.timeout(900)

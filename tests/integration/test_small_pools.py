@@ -144,5 +144,6 @@ async def test_s4_leaving_in_the_middle_of_swaps_leaves_nothing(tiny):
             while quire.manager.stats().num_held:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert num_cancelled > 50
-        assert quire.engine.stats().preemptions.num_swapped >= 10
+        assert quire.engine.stats().preemptions.num_swapped > 20
+        assert quire.engine.stats().preemptions.num_recomputed == 0
         assert quire.manager.stats().num_suspended == 0
