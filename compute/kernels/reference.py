@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import torch
 
+from compute.kernels import PLAIN, Activation, AttentionOptions, HeadNorms
+
+_QUANTIZED = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}  # the largest number of each
+
 
 class ReferenceKernels:
     """Plain torch loops. Runs on any device torch runs on."""
@@ -17,8 +21,7 @@ class ReferenceKernels:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor
     ) -> None:
         for t in range(x.shape[0]):
-            row = x[t].float()
-            out[t] = row / torch.sqrt((row * row).mean() + eps) * weight.float()
+            out[t] = _rms_normed(x[t], weight, eps)
 
     def add_rms_norm(
         self,
@@ -32,11 +35,42 @@ class ReferenceKernels:
             residual[t] = residual[t].float() + x[t].float()
         self.rms_norm(residual, weight, eps, out)
 
-    def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> None:
+        for t in range(x.shape[0]):
+            row = x[t].float()
+            centred = row - row.mean()
+            normed = centred / torch.sqrt((centred * centred).mean() + eps)
+            out[t] = normed * weight.float() + bias.float()
+
+    def add_layer_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> None:
+        for t in range(x.shape[0]):
+            residual[t] = residual[t].float() + x[t].float()
+        self.layer_norm(residual, weight, bias, eps, out)
+
+    def activate(self, kind: Activation, x: torch.Tensor, out: torch.Tensor) -> None:
+        for t in range(x.shape[0]):
+            out[t] = _activated(kind, x[t].float())
+
+    def activate_mul(self, kind: Activation, gate_up: torch.Tensor, out: torch.Tensor) -> None:
         size = gate_up.shape[1] // 2
         for t in range(gate_up.shape[0]):
             gate, up = gate_up[t, :size].float(), gate_up[t, size:].float()
-            out[t] = gate / (1 + torch.exp(-gate)) * up
+            out[t] = _activated(kind, gate) * up
 
     def rope_write_kv(
         self,
@@ -46,17 +80,26 @@ class ReferenceKernels:
         slot_mapping: torch.Tensor,
         kv: torch.Tensor,
         num_q_heads: int,
+        norms: HeadNorms | None = None,
+        scales: torch.Tensor | None = None,
     ) -> None:
         _, _, block_size, num_kv_heads, head_size = kv.shape
         heads = qkv.view(qkv.shape[0], num_q_heads + 2 * num_kv_heads, head_size)
         for t, slot in enumerate(slot_mapping.tolist()):
             block_id, offset = divmod(slot, block_size)
-            for h in range(num_q_heads):
-                heads[t, h] = _rotated(heads[t, h], cos[t], sin[t])
+            for h in range(num_q_heads + num_kv_heads):
+                head = heads[t, h].float()
+                if norms is not None:
+                    weight = norms.q if h < num_q_heads else norms.k
+                    head = _rms_normed(head, weight, norms.eps)
+                turned = _rotated(head, cos[t], sin[t])
+                if h < num_q_heads:
+                    heads[t, h] = turned
+                else:
+                    _store(kv, scales, (block_id, 0, offset, h - num_q_heads), turned)
             for h in range(num_kv_heads):
-                key = heads[t, num_q_heads + h]
-                kv[block_id, 0, offset, h] = _rotated(key, cos[t], sin[t]).to(kv.dtype)
-                kv[block_id, 1, offset, h] = heads[t, num_q_heads + num_kv_heads + h]
+                value = heads[t, num_q_heads + num_kv_heads + h].float()
+                _store(kv, scales, (block_id, 1, offset, h), value)
 
     def paged_decode(
         self,
@@ -66,56 +109,110 @@ class ReferenceKernels:
         seq_lens: torch.Tensor,
         scale: float,
         out: torch.Tensor,
+        options: AttentionOptions = PLAIN,
+        scales: torch.Tensor | None = None,
     ) -> None:
         for n, seq_len in enumerate(seq_lens.tolist()):
-            keys, values = _gathered(kv, block_tables[n], seq_len)
-            _attend(q[n], keys, values, scale, out[n])
+            keys, values = _gathered(kv, scales, block_tables[n], seq_len)
+            _attend(q[n], keys, values, scale, options, out[n])
 
     def paged_prefill(
         self,
         q: torch.Tensor,
         kv: torch.Tensor,
-        block_table: torch.Tensor,
-        seq_len: int,
+        block_tables: torch.Tensor,
+        first_rows: torch.Tensor,
+        seq_lens: torch.Tensor,
         scale: float,
         out: torch.Tensor,
+        options: AttentionOptions = PLAIN,
+        scales: torch.Tensor | None = None,
     ) -> None:
-        keys, values = _gathered(kv, block_table, seq_len)
-        first = seq_len - q.shape[0]
-        for t in range(q.shape[0]):
-            visible = first + t + 1
-            _attend(q[t], keys[:visible], values[:visible], scale, out[t])
+        rows = first_rows.tolist()
+        for c, seq_len in enumerate(seq_lens.tolist()):
+            keys, values = _gathered(kv, scales, block_tables[c], seq_len)
+            for t in range(rows[c], rows[c + 1]):
+                visible = seq_len - rows[c + 1] + t + 1
+                _attend(q[t], keys[:visible], values[:visible], scale, options, out[t])
 
     def copy_blocks(self, pool: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
         for source, target in pairs:
             pool[target] = pool[source]
 
 
+def _rms_normed(row: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    row = row.float()
+    return row / torch.sqrt((row * row).mean() + eps) * weight.float()
+
+
+def _activated(kind: Activation, x: torch.Tensor) -> torch.Tensor:
+    if kind == "silu":
+        return x / (1 + torch.exp(-x))
+    if kind == "relu":
+        return torch.where(x > 0, x, 0)
+    if kind == "gelu":
+        return x * 0.5 * (1 + torch.erf(x / 2**0.5))
+    return 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
 def _rotated(head: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """One head [D] rotated by its position's cos and sin [D], in fp32."""
+    """One head [D] in fp32, rotated by its position's cos and sin [D]."""
     half = head.shape[0] // 2
-    head = head.float()
     turned = torch.cat((-head[half:], head[:half]))
     return head * cos + turned * sin
 
 
+def _store(
+    kv: torch.Tensor,
+    scales: torch.Tensor | None,
+    place: tuple[int, int, int, int],
+    head: torch.Tensor,
+) -> None:
+    """One head [D] in fp32 to its place in the pool."""
+    if scales is None:
+        kv[place] = head.to(kv.dtype)
+        return
+    most = float(head.abs().max())
+    scale = torch.tensor(most / _QUANTIZED[kv.dtype] if most > 0 else 1.0)
+    scales[place] = scale
+    scaled = head / scale
+    kv[place] = (torch.round(scaled) if kv.dtype == torch.int8 else scaled).to(kv.dtype)
+
+
 def _gathered(
-    kv: torch.Tensor, block_table: torch.Tensor, seq_len: int
+    kv: torch.Tensor, scales: torch.Tensor | None, block_table: torch.Tensor, seq_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values [S, Hkv, D] of a sequence in fp32, one token at a time."""
     block_size = kv.shape[2]
     table = block_table.tolist()
     slots = [(table[s // block_size], s % block_size) for s in range(seq_len)]
-    keys = torch.stack([kv[block_id, 0, offset] for block_id, offset in slots])
-    values = torch.stack([kv[block_id, 1, offset] for block_id, offset in slots])
-    return keys.float(), values.float()
+    both = []
+    for part in range(2):
+        tokens = torch.stack([kv[block_id, part, offset] for block_id, offset in slots]).float()
+        if scales is not None:
+            each = [scales[block_id, part, offset] for block_id, offset in slots]
+            tokens = tokens * torch.stack(each)[:, :, None]
+        both.append(tokens)
+    return both[0], both[1]
 
 
 def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, out: torch.Tensor
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scale: float,
+    options: AttentionOptions,
+    out: torch.Tensor,
 ) -> None:
-    """out [Hq, D] = softmax(q K^T * scale) V over all of keys and values [S, Hkv, D]."""
+    """out [Hq, D]: one token's heads over keys and values [S, Hkv, D], the last its own."""
     group = q.shape[0] // keys.shape[1]
+    distances = torch.arange(1 - keys.shape[0], 1, device=q.device)  # of keys from the query
     for h in range(q.shape[0]):
         scores = keys[:, h // group] @ q[h].float() * scale
+        if options.softcap:
+            scores = options.softcap * torch.tanh(scores / options.softcap)
+        if options.slopes is not None:
+            scores = scores + options.slopes[h] * distances
+        if options.window:
+            scores = torch.where(distances > -options.window, scores, -torch.inf)
         out[h] = torch.softmax(scores, dim=0) @ values[:, h // group]
