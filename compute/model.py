@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -21,14 +22,15 @@ from compute.rope import RopeTables
 from compute.weights import Weights
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Rows [first_row, end_row) of the batch: the last tokens of one sequence so far."""
+class Places(NamedTuple):
+    """Where sequences have their KV.
 
-    first_row: int
-    end_row: int
-    block_table: torch.Tensor  # [M] int32
-    seq_len: int  # tokens including the chunk
+    block_tables  [N, M] int32   entries past a sequence's length are never read
+    seq_lens      [N] int32      tokens including those of this step
+    """
+
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,18 @@ class Batch:
 
     token_ids, positions  [T] int64
     slot_mapping          [T] int64   block_id * B + offset, no slot twice
-    block_tables          [N, M] int32 of the decode rows, rows 0 to N
-    seq_lens              [N] int32   tokens including this one
+    decodes               of the N rows that come first
+    chunks                of the C chunks behind them
+    first_rows            [C + 1] int32   of the chunks, counted behind the decodes
     output_rows           [K] int64   rows that `forward` returns, ascending, none twice
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    block_tables: torch.Tensor
-    seq_lens: torch.Tensor
-    chunks: Sequence[PrefillChunk]
+    decodes: Places
+    chunks: Places
+    first_rows: torch.Tensor
     output_rows: torch.Tensor
 
 
@@ -97,7 +100,7 @@ class LlamaDecoder:
                 kernels.add_rms_norm(update, residual, layer.attention_norm, eps, normed)
             attended = self._attend(layer, batch, kv_layers[n], cos, sin)
             kernels.add_rms_norm(layer.o(attended), residual, layer.mlp_norm, eps, normed)
-            kernels.silu_mul(layer.gate_up(normed), buffers.inner)
+            kernels.activate_mul("silu", layer.gate_up(normed), buffers.inner)
             update = layer.down(buffers.inner)
         return self._outputs(update, residual, batch.output_rows)
 
@@ -121,20 +124,13 @@ class LlamaDecoder:
         kernels.rope_write_kv(qkv, cos, sin, batch.slot_mapping, kv, config.num_q_heads)
         q = qkv.view(qkv.shape[0], -1, config.head_size)[:, : config.num_q_heads]
         out = buffers.attended
-        num_decodes = batch.seq_lens.shape[0]
-        if num_decodes:
-            kernels.paged_decode(
-                q[:num_decodes],
-                kv,
-                batch.block_tables,
-                batch.seq_lens,
-                self._scale,
-                out[:num_decodes],
-            )
-        for chunk in batch.chunks:
-            rows = slice(chunk.first_row, chunk.end_row)
+        n = batch.decodes.seq_lens.shape[0]
+        if n:
+            kernels.paged_decode(q[:n], kv, *batch.decodes, self._scale, out[:n])
+        if n < q.shape[0]:
+            tables, lengths = batch.chunks
             kernels.paged_prefill(
-                q[rows], kv, chunk.block_table, chunk.seq_len, self._scale, out[rows]
+                q[n:], kv, tables, batch.first_rows, lengths, self._scale, out[n:]
             )
         return out.view(out.shape[0], -1)
 
