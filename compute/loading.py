@@ -10,8 +10,9 @@ from typing import Any
 
 from compute.config import ModelConfig
 from compute.errors import ModelNotFound, ModelUnsupported
+from compute.families import config_from
 from compute.kernels import Kernels
-from compute.model import LlamaDecoder
+from compute.model import Decoder
 from compute.pool import torch_dtype
 from compute.weights import Progress, Weights, fingerprint, open_source
 
@@ -20,7 +21,7 @@ from compute.weights import Progress, Weights, fingerprint, open_source
 class LoadedModel:
     """A decoder, and the digest that says which model it is."""
 
-    decoder: LlamaDecoder
+    decoder: Decoder
     fingerprint: bytes
 
     def fingerprint_with(self, draft: LoadedModel | None) -> bytes:
@@ -39,7 +40,7 @@ def read_config(directory: Path) -> ModelConfig:
     """
     path = directory / "config.json"
     try:
-        return ModelConfig.from_dict(_parsed(path, path.read_text(encoding="utf-8")))
+        return config_from(_parsed(path, path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ModelNotFound(f"{path}: {error.strerror}") from None
 
@@ -74,7 +75,7 @@ def load_model(
     """
     config = read_config(directory)
     source = open_source(weights, config)
-    decoder = LlamaDecoder(config, Weights(source, config, torch_dtype(dtype), progress), kernels)
+    decoder = Decoder(config, Weights(source, torch_dtype(dtype), progress), kernels)
     return LoadedModel(decoder, fingerprint(config, source.files))
 
 

@@ -11,7 +11,7 @@ from compute.batching import PackedStep, pack
 from compute.block_copies import run_copies
 from compute.drafting import DraftModel, check_fits, widened
 from compute.kernels import Kernels
-from compute.model import LlamaDecoder
+from compute.model import Decoder
 from compute.pool import AttachedPool
 from compute.ports import PoolProvider
 from compute.results import StepResults
@@ -34,13 +34,13 @@ class StepRunner:
 
     def __init__(
         self,
-        model: LlamaDecoder,
+        model: Decoder,
         kernels: Kernels,
         provider: PoolProvider,
         *,
         model_id: str,
         fingerprint: bytes,
-        draft: LlamaDecoder | None = None,
+        draft: Decoder | None = None,
         grammars: Grammars | None = None,
     ) -> None:
         """Attach the provider's pool.
