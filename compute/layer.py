@@ -5,13 +5,25 @@ Axes: T tokens in the step, E hidden size, I intermediate size, and those of com
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import torch
 
 from compute.config import ModelConfig
 from compute.kernels import AttentionOptions, HeadNorms, Kernels
-from compute.linear import Linear
+from compute.linear import Linear, Product
+from compute.parallel import Alone, Group
 from compute.rope import rotary_order
 from compute.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What decoders are made with, beside kernels: products, and the ranks that share them."""
+
+    linear: Callable[[torch.Tensor, torch.Tensor | None], Product] = Linear
+    group: Group = field(default_factory=Alone)
 
 
 class Norm:
@@ -39,22 +51,27 @@ class Norm:
 class Layer:
     """Weights of one layer; projections that share their input are one product."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels, n: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, parts: Parts, n: int
+    ) -> None:
         """Take the tensors of layer `n`. Raises what Weights.take raises."""
 
         def norm(part: str) -> Norm:
             return Norm(config, weights, kernels, f"layers.{n}.{part}")
 
-        def linear(*parts: str, bias: bool) -> Linear:
-            names = [f"layers.{n}.{part}" for part in parts]
+        def linear(*named: str, bias: bool) -> Product:
+            names = [f"layers.{n}.{part}" for part in named]
             biases = [f"{name}.bias" for name in names]
-            return Linear(weights.take_rows(names), weights.take_rows(biases) if bias else None)
+            return parts.linear(
+                weights.take_rows(names), weights.take_rows(biases) if bias else None
+            )
 
         self._kernels = kernels
+        self._group = parts.group
         self._activation = config.activation
         self._gated = config.gated
         self.attention_norm = norm("attention_norm")
-        self.qkv = _qkv(config, weights, f"layers.{n}.")
+        self.qkv = _qkv(config, weights, parts, f"layers.{n}.")
         self.head_norms = _head_norms(config, weights, f"layers.{n}.")
         self.options = AttentionOptions(config.layers[n].window, config.softcap)
         self._o = linear("o", bias=config.output_bias)
@@ -67,7 +84,7 @@ class Layer:
 
     def attended(self, heads: torch.Tensor) -> torch.Tensor:
         """What attention adds to the residual: [T, Hq * D] -> [T, E]."""
-        return _normed(self._o(heads), self._post_attention)
+        return self._update(self._o(heads), self._post_attention)
 
     def mlp(self, normed: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
         """What the MLP adds to the residual: [T, E] -> [T, E]; `inner` [T, I] is scratch."""
@@ -76,25 +93,26 @@ class Layer:
             self._kernels.activate_mul(self._activation, widened, inner)
         else:
             self._kernels.activate(self._activation, widened, inner)
-        return _normed(self._down(inner), self._post_mlp)
+        return self._update(self._down(inner), self._post_mlp)
+
+    def _update(self, update: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """The sum of all ranks' parts, normed."""
+        self._group.add_up(update)
+        if norm is None:
+            return update
+        out = torch.empty_like(update)
+        norm.after(None, update, out)
+        return out
 
 
-def _normed(update: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-    if norm is None:
-        return update
-    out = torch.empty_like(update)
-    norm.after(None, update, out)
-    return out
-
-
-def _qkv(config: ModelConfig, weights: Weights, layer: str) -> Linear:
+def _qkv(config: ModelConfig, weights: Weights, parts: Parts, layer: str) -> Product:
     """Rows in the order of Kernels.rope_write_kv."""
 
     def rows(suffix: str) -> torch.Tensor:
-        parts = [weights.take(f"{layer}{part}{suffix}") for part in ("q", "k", "v")]
-        return torch.cat([*(_in_rotary_order(config, part) for part in parts[:2]), parts[2]])
+        q, k, v = (weights.take(f"{layer}{part}{suffix}") for part in ("q", "k", "v"))
+        return torch.cat([_in_rotary_order(config, q), _in_rotary_order(config, k), v])
 
-    return Linear(rows(""), rows(".bias") if config.qkv_bias else None)
+    return parts.linear(rows(""), rows(".bias") if config.qkv_bias else None)
 
 
 def _head_norms(config: ModelConfig, weights: Weights, layer: str) -> HeadNorms | None:

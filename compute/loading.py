@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from compute.config import ModelConfig
 from compute.errors import ModelNotFound, ModelUnsupported
 from compute.families import config_from
 from compute.kernels import Kernels
+from compute.layer import Parts
 from compute.model import Decoder
+from compute.parallel import shard, share_of
 from compute.pool import torch_dtype
 from compute.weights import Progress, Weights, fingerprint, open_source
 
@@ -66,16 +69,21 @@ def load_model(
     dtype: str,
     kernels: Kernels,
     progress: Progress = lambda _done, _total: None,
+    parts: Parts | None = None,
 ) -> LoadedModel:
-    """Load the model whose configuration is in `directory`.
+    """Load the model whose configuration is in `directory`, or this rank's share of it.
 
     `weights` is a GGUF file or a directory of safetensors; `dtype` is float32 or bfloat16.
 
-    Raises what read_config, open_source and Weights raise.
+    Raises what read_config, share_of, open_source and Weights raise.
     """
+    parts = parts or Parts()
     config = read_config(directory)
+    share = share_of(config, parts.group.size)
     source = open_source(weights, config)
-    decoder = Decoder(config, Weights(source, torch_dtype(dtype), progress), kernels)
+    cut = functools.partial(shard, config=config, group=parts.group)
+    taken = Weights(source, torch_dtype(dtype), progress, cut)
+    decoder = Decoder(share, taken, kernels, parts)
     return LoadedModel(decoder, fingerprint(config, source.files))
 
 

@@ -17,8 +17,7 @@ import torch
 
 from compute.config import ModelConfig
 from compute.kernels import Kernels
-from compute.layer import Layer, Norm
-from compute.linear import Linear
+from compute.layer import Layer, Norm, Parts
 from compute.rope import RopeTables
 from compute.weights import Weights
 
@@ -58,21 +57,26 @@ class Batch:
 class Decoder:
     """Weights and the forward pass. Stateless but for scratch memory; one thread at a time."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, parts: Parts | None = None
+    ) -> None:
         """Take every tensor from `weights`, once; a layer at a time, so that the peak of
         memory is the model and one layer.
 
+        `config` is of this rank's share; `parts` is the CPU's alone unless given.
+
         Raises what Weights.take raises.
         """
+        self._parts = parts = parts or Parts()
         self.config = config
         self._kernels = kernels
         embedding = weights.take("embedding")
         self._positions = None if config.ropes else weights.take("positions")
-        self._layers = [Layer(config, weights, kernels, n) for n in range(config.num_layers)]
+        self._layers = [Layer(config, weights, kernels, parts, n) for n in range(config.num_layers)]
         self._norm = Norm(config, weights, kernels, "norm")
         tied = config.tie_word_embeddings
         # A tied embedding is looked up in the head's weights: the table is kept once.
-        self._head = Linear(embedding if tied else weights.take("head"), None)
+        self._head = parts.linear(embedding if tied else weights.take("head"), None)
         self._embedding = None if tied else embedding
         self._ropes = [RopeTables(rope, config.head_size) for rope in config.ropes]
         self._scratch = _Scratch(config, self.dtype, num_rows=1)
@@ -164,6 +168,8 @@ class Decoder:
         """[K, E] rows of `forward` -> [K, V] fp32; a row does not depend on the others."""
         # In bf16, logits around 25 would be 1/8 apart: the likeliest tokens would often tie.
         logits = self._head.fp32(outputs)
+        if logits.shape[1] < self.config.vocab_size:
+            logits = self._parts.group.side_by_side(logits)
         cap = self.config.final_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 

@@ -12,6 +12,7 @@ from compute.errors import WeightsInvalid
 from compute.families.names import Place
 
 Progress = Callable[[int, int], None]  # tensors read, tensors in all
+Cut = Callable[[str, torch.Tensor], torch.Tensor]  # our name, a tensor -> a part of it
 
 _MAX_NAMED = 3  # in a message about many tensors
 
@@ -52,8 +53,11 @@ class Weights:
         source: WeightSource,
         dtype: torch.dtype,
         progress: Progress = lambda _done, _total: None,
+        cut: Cut = lambda _name, tensor: tensor,
     ) -> None:
+        """`cut` takes what this process needs of a tensor."""
         _check_complete(source)
+        self._cut = cut
         self._source = source
         self._dtype = dtype
         self._progress = progress
@@ -66,8 +70,8 @@ class Weights:
             WeightsInvalid: it cannot be read, or holds values that are not finite in `dtype`.
         """
         place = self._source.places[name]
-        cut = place.cut(self._source.read(place.stored))
-        tensor = cut.to(self._dtype, copy=True).contiguous()
+        whole = place.cut(self._source.read(place.stored))
+        tensor = self._cut(name, whole).to(self._dtype, copy=True).contiguous()
         if not torch.isfinite(tensor).all():
             raise WeightsInvalid(
                 f"tensor {place.stored!r} holds values that are not finite", tensor=place.stored

@@ -72,7 +72,7 @@ def _rope(kind: str = "default", **parameters) -> dict:
 
 # name: (family, configuration)
 VARIANTS = {
-    "llama": ("Llama", _LLAMA),
+    "llama": ("Llama", {**_LLAMA, "vocab_size": 98}),
     "mistral": ("Mistral", {**_LLAMA, "sliding_window": 24}),
     "mistral, no window": ("Mistral", {**_LLAMA, "sliding_window": None}),
     "qwen2": ("Qwen2", {**_SIZES, "hidden_size": 64, "tie_word_embeddings": True}),
