@@ -218,6 +218,9 @@ class MathSettings(_Settings):
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="type of weights, activations and KV"
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8: keep the weights of products in 8 bits, with a scale per output"
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="threads for arithmetic; 0: one per available core"
     )
