@@ -49,6 +49,7 @@ def pack(chunks: Sequence[PlannedChunk], block_size: int) -> PackedStep:
         chunks=_places([chunks[n] for n in prefills]),
         first_rows=torch.tensor(first_rows, dtype=torch.int32),
         output_rows=torch.tensor(rows.outputs, dtype=torch.int64),
+        num_positions=max((chunk.end for chunk in chunks), default=0),
     )
     return PackedStep(batch, outputs)
 

@@ -22,12 +22,15 @@ from compute.weights import Weights
 class Parts:
     """What decoders are made with, beside kernels: products, and the ranks that share them.
 
+    Weights are on `device`, and so is whatever is computed.
+
     `quantization` says what products do to their weights: KV depends on it.
     """
 
     quantization: str = "none"
     linear: Callable[[torch.Tensor, torch.Tensor | None], Product] = Linear
     group: Group = field(default_factory=Alone)
+    device: str = "cpu"
 
 
 class Norm:

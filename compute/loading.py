@@ -82,7 +82,7 @@ def load_model(
     share = share_of(config, parts.group.size)
     source = open_source(weights, config)
     cut = functools.partial(shard, config=config, group=parts.group)
-    taken = Weights(source, torch_dtype(dtype), progress, cut)
+    taken = Weights(source, torch_dtype(dtype), progress, cut, parts.device)
     decoder = Decoder(share, taken, kernels, parts)
     return LoadedModel(decoder, fingerprint(config, source.files, parts.quantization))
 

@@ -10,8 +10,8 @@ arXiv:2309.06180 (KV in pages).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,11 +38,13 @@ class Batch:
     """The tokens of one step: one row for each sequence that decodes, then the chunks.
 
     token_ids, positions  [T] int64
-    slot_mapping          [T] int64   block_id * B + offset, no slot twice
+    slot_mapping          [T] int64   block_id * B + offset, no slot twice; -1: a row that
+                          fills the batch up, whose keys and values are written nowhere
     decodes               of the N rows that come first
     chunks                of the C chunks behind them
     first_rows            [C + 1] int32   of the chunks, counted behind the decodes
     output_rows           [K] int64   rows that `forward` returns, ascending, none twice
+    num_positions         above every position
     """
 
     token_ids: torch.Tensor
@@ -52,6 +54,27 @@ class Batch:
     chunks: Places
     first_rows: torch.Tensor
     output_rows: torch.Tensor
+    num_positions: int
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device; made on the CPU, where `pack` makes it."""
+        if device.type == "cpu":
+            return self
+
+        def there(x: torch.Tensor) -> torch.Tensor:
+            # Pinned, so that the copies run beside what the device still has to do.
+            return x.pin_memory().to(device, non_blocking=True)
+
+        return replace(
+            self,
+            token_ids=there(self.token_ids),
+            positions=there(self.positions),
+            slot_mapping=there(self.slot_mapping),
+            decodes=Places(*map(there, self.decodes)),
+            chunks=Places(*map(there, self.chunks)),
+            first_rows=there(self.first_rows),
+            output_rows=there(self.output_rows),
+        )
 
 
 class Decoder:
@@ -78,8 +101,9 @@ class Decoder:
         # A tied embedding is looked up in the head's weights: the table is kept once.
         self._head = parts.linear(embedding if tied else weights.take("head"), None)
         self._embedding = None if tied else embedding
-        self._ropes = [RopeTables(rope, config.head_size) for rope in config.ropes]
-        self._scratch = _Scratch(config, self.dtype, num_rows=1)
+        self.device = self._norm.weight.device
+        self._ropes = [RopeTables(rope, config.head_size, self.device) for rope in config.ropes]
+        self._scratch = self.new_scratch(num_rows=1)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -87,27 +111,37 @@ class Decoder:
         return self._norm.weight.dtype
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv_layers: Sequence[torch.Tensor]) -> torch.Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        kv_layers: Sequence[torch.Tensor],
+        kv_scales: Sequence[torch.Tensor] | None = None,
+        scratch: Scratch | None = None,
+    ) -> torch.Tensor:
         """Run the step: write its keys and values, return the wanted rows [K, E], normed.
 
-        `kv_layers` are the L layers of the pool, each [P, 2, B, Hkv, D].
+        `kv_layers` are the L layers of the pool, each [P, 2, B, Hkv, D]; `kv_scales` are
+        those of quantized KV, each [P, 2, B, Hkv]. `batch` is on the decoder's device.
+        `scratch` is of the batch's size; the decoder's own unless given.
         """
-        buffers = self._buffers(batch.token_ids.shape[0])
-        residual, normed = buffers.residual, buffers.normed
+        scratch = scratch or self._own_scratch(batch.token_ids.shape[0])
+        residual, normed = scratch.residual, scratch.normed
         self._embed(batch, residual)
-        turns = self._turns(batch.positions)
+        turns = self._turns(batch)
         update: torch.Tensor | None = None
-        for layer, settings, kv in zip(
-            self._layers, self.config.layers, kv_layers[: len(self._layers)], strict=True
-        ):
+        for n, layer in enumerate(self._layers):
             layer.attention_norm.after(update, residual, normed)
-            update = layer.attended(self._attend(layer, batch, kv, turns[settings.rope]))
+            scales = None if kv_scales is None else kv_scales[n]
+            turn = turns[self.config.layers[n].rope]
+            qkv = layer.qkv(normed)
+            self._attend(layer, batch, qkv, turn, kv_layers[n], scales, scratch.attended)
+            update = layer.attended(scratch.attended.view(normed.shape[0], -1))
             if self.config.parallel:
                 layer.mlp_norm.after(None, residual, normed)
-                update += layer.mlp(normed, buffers.inner)
+                update += layer.mlp(normed, scratch.inner)
             else:
                 layer.mlp_norm.after(update, residual, normed)
-                update = layer.mlp(normed, buffers.inner)
+                update = layer.mlp(normed, scratch.inner)
         assert update is not None  # a model has a layer
         return self._outputs(update, residual, batch.output_rows)
 
@@ -120,43 +154,51 @@ class Decoder:
             out += self._positions[batch.positions + self.config.position_offset]
         if self.config.embedding_scale != 1.0:
             # As in transformers, whose factor is rounded to the type of the weights.
-            out *= torch.tensor(self.config.embedding_scale, dtype=out.dtype)
+            out *= torch.tensor(self.config.embedding_scale, dtype=out.dtype).item()
 
-    def _turns(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _turns(self, batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """cos and sin [T, D] of each of the model's ropes; without any, of no turn."""
         if not self._ropes:
-            shape = (positions.shape[0], self.config.head_size)
-            return [(torch.ones(1).expand(*shape).contiguous(), torch.zeros(shape))]
-        return [rope.rows(positions) for rope in self._ropes]
+            shape = (batch.positions.shape[0], self.config.head_size)
+            still = torch.ones(shape, device=self.device), torch.zeros(shape, device=self.device)
+            return [still]
+        self.reserve_positions(batch.num_positions)
+        return [rope.rows(batch.positions) for rope in self._ropes]
+
+    def reserve_positions(self, num_positions: int) -> None:
+        """Have what positions need ready. Raises ValueError if the model has fewer."""
+        for rope in self._ropes:
+            rope.reserve(num_positions)
 
     def _attend(
         self,
         layer: Layer,
         batch: Batch,
-        kv: torch.Tensor,
+        qkv: torch.Tensor,
         turn: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:
-        """Write the step's keys and values, then attend. Returns [T, Hq * D]."""
-        config, kernels, out = self.config, self._kernels, self._scratch.attended
-        qkv = layer.qkv(self._scratch.normed)
-        heads = config.num_q_heads
-        kernels.rope_write_kv(qkv, *turn, batch.slot_mapping, kv, heads, layer.head_norms)
+        kv: torch.Tensor,
+        scales: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Write the step's keys and values, then attend: out [T, Hq, D]."""
+        config, kernels = self.config, self._kernels
+        heads, norms = config.num_q_heads, layer.head_norms
+        kernels.rope_write_kv(qkv, *turn, batch.slot_mapping, kv, heads, norms, scales)
         q = qkv.view(qkv.shape[0], -1, config.head_size)[:, :heads]
         n, scale, options = batch.decodes.seq_lens.shape[0], config.scale, layer.options
         if n:
-            kernels.paged_decode(q[:n], kv, *batch.decodes, scale, out[:n], options)
+            kernels.paged_decode(q[:n], kv, *batch.decodes, scale, out[:n], options, scales)
         if n < q.shape[0]:
             tables, lengths = batch.chunks
             kernels.paged_prefill(
-                q[n:], kv, tables, batch.first_rows, lengths, scale, out[n:], options
+                q[n:], kv, tables, batch.first_rows, lengths, scale, out[n:], options, scales
             )
-        return out.view(out.shape[0], -1)
 
     def _outputs(
         self, update: torch.Tensor, residual: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         if rows.shape[0] == 0:
-            return torch.empty(0, self.config.hidden_size, dtype=self.dtype)
+            return residual[:0]
         if rows.shape[0] != residual.shape[0]:
             update, residual = update[rows], residual[rows]
         normed = torch.empty_like(residual)
@@ -173,21 +215,26 @@ class Decoder:
         cap = self.config.final_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
-    def _buffers(self, num_rows: int) -> _Scratch:
+    def new_scratch(self, num_rows: int) -> Scratch:
+        """Scratch for a step of so many rows."""
+        return Scratch(self.config, num_rows, dtype=self.dtype, device=self.device)
+
+    def _own_scratch(self, num_rows: int) -> Scratch:
         """Scratch of exactly num_rows; steady decoding finds the last step's again."""
         if self._scratch.residual.shape[0] != num_rows:
-            self._scratch = _Scratch(self.config, self.dtype, num_rows)
+            self._scratch = self.new_scratch(num_rows)
         return self._scratch
 
 
-class _Scratch:
+class Scratch:
     """Activations that every layer overwrites.
 
     residual, normed [T, E]; inner [T, I]; attended [T, Hq, D]
     """
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, num_rows: int) -> None:
-        self.residual = torch.empty(num_rows, config.hidden_size, dtype=dtype)
+    def __init__(self, config: ModelConfig, num_rows: int, **kind: Any) -> None:
+        """`kind`: dtype and device."""
+        self.residual = torch.empty(num_rows, config.hidden_size, **kind)
         self.normed = torch.empty_like(self.residual)
-        self.inner = torch.empty(num_rows, config.intermediate_size, dtype=dtype)
-        self.attended = torch.empty(num_rows, config.num_q_heads, config.head_size, dtype=dtype)
+        self.inner = torch.empty(num_rows, config.intermediate_size, **kind)
+        self.attended = torch.empty(num_rows, config.num_q_heads, config.head_size, **kind)

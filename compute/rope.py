@@ -113,24 +113,23 @@ class RopeTables:
     rest has cos 1 and sin 0.
     """
 
-    def __init__(self, rope: RopeConfig, head_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self, rope: RopeConfig, head_size: int, device: torch.device | str = "cpu"
+    ) -> None:
         self._rope = rope
         self._head_size = head_size
         self._device = device
         self._tables = self._filled(min(_FIRST_POSITIONS, rope.max_exact_length))
 
-    def rows(
-        self, positions: torch.Tensor, num_positions: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, D] in fp32 of positions [T], all below `num_positions`.
-
-        Raises ValueError if a position is beyond the exact length.
-        """
-        num_needed = int(positions.max()) + 1 if num_positions is None else num_positions
+    def reserve(self, num_positions: int) -> None:
+        """Have so many at least. Raises ValueError if they are beyond the exact length."""
         num_known = self._tables[0].shape[0]
-        if num_needed > num_known:
+        if num_positions > num_known:
             doubled = min(2 * num_known, self._rope.max_exact_length)
-            self._tables = self._filled(max(num_needed, doubled))
+            self._tables = self._filled(max(num_positions, doubled))
+
+    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [T, D] in fp32 of positions [T], which are reserved."""
         cos, sin = self._tables
         return cos[positions], sin[positions]
 

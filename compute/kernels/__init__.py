@@ -115,7 +115,8 @@ class Kernels(Protocol):
         qkv           [T, (Hq + 2 Hkv) * D]  queries are changed in place; of keys and
                                              values nobody may rely on what is left
         cos, sin      [T, D] fp32            rotate-half convention, both halves filled
-        slot_mapping  [T] int64              block_id * B + offset of each token
+        slot_mapping  [T] int64              block_id * B + offset of each token; -1: it is
+                                             written nowhere
         kv            [P, 2, B, Hkv, D]      with `scales` if it is quantized
         """
 

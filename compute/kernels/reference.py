@@ -95,9 +95,9 @@ class ReferenceKernels:
                 turned = _rotated(head, cos[t], sin[t])
                 if h < num_q_heads:
                     heads[t, h] = turned
-                else:
+                elif slot >= 0:
                     _store(kv, scales, (block_id, 0, offset, h - num_q_heads), turned)
-            for h in range(num_kv_heads):
+            for h in range(num_kv_heads if slot >= 0 else 0):
                 value = heads[t, num_q_heads + num_kv_heads + h].float()
                 _store(kv, scales, (block_id, 1, offset, h), value)
 

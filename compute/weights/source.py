@@ -54,12 +54,14 @@ class Weights:
         dtype: torch.dtype,
         progress: Progress = lambda _done, _total: None,
         cut: Cut = lambda _name, tensor: tensor,
+        device: str = "cpu",
     ) -> None:
-        """`cut` takes what this process needs of a tensor."""
+        """`cut` takes what this process needs of a tensor; it goes to `device`."""
         _check_complete(source)
         self._cut = cut
         self._source = source
         self._dtype = dtype
+        self._device = device
         self._progress = progress
         self._num_taken = 0
 
@@ -71,7 +73,7 @@ class Weights:
         """
         place = self._source.places[name]
         whole = place.cut(self._source.read(place.stored))
-        tensor = self._cut(name, whole).to(self._dtype, copy=True).contiguous()
+        tensor = self._cut(name, whole).to(self._device, self._dtype, copy=True).contiguous()
         if not torch.isfinite(tensor).all():
             raise WeightsInvalid(
                 f"tensor {place.stored!r} holds values that are not finite", tensor=place.stored

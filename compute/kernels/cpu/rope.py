@@ -31,7 +31,8 @@ def rope_write_kv_kernel(head_size: int, bf16: bool) -> Any:
             slot = slot_mapping[t]
             block_id = slot // block_size
             first = block_id * block_stride + (slot - block_id * block_size) * token_stride
-            for h in range(num_q_heads + num_kv_heads):
+            num_written = num_kv_heads if slot >= 0 else 0
+            for h in range(num_q_heads + num_written):
                 at = t * arguments[3] + h * head_size
                 x = elements(arguments[2], at, bf16)
                 if h < num_q_heads:
@@ -43,7 +44,7 @@ def rope_write_kv_kernel(head_size: int, bf16: bool) -> Any:
                     low, high = load(x, d), load(x, d + half)
                     store(out, d, low * cos[d] - high * sin[d])
                     store(out, d + half, high * cos[d + half] + low * sin[d + half])
-            for h in range(num_kv_heads):
+            for h in range(num_written):
                 at = t * arguments[3] + (num_q_heads + num_kv_heads + h) * head_size
                 value = elements(arguments[2], at, bf16)
                 slot_v = elements(arguments[9], first + v_offset + h * head_stride, bf16)

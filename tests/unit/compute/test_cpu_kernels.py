@@ -179,7 +179,9 @@ def test_rope_writes_its_slots_and_nothing_else(
     expected_qkv = qkv.clone()
     angles = randn(num_tokens, head_size, seed=2)
     slots = torch.randperm(50 * block_size, generator=torch.Generator().manual_seed(3))
-    arguments = (angles.cos(), angles.sin(), slots[:num_tokens])
+    slots = slots[:num_tokens].clone()
+    slots[num_tokens // 2 + 1 :: 7] = -1  # written nowhere
+    arguments = (angles.cos(), angles.sin(), slots)
     weights = (randn(head_size, dtype=dtype, seed=seed) for seed in (4, 5))
     norms = HeadNorms(*weights, 1e-6) if normed else None
     kernels.rope_write_kv(qkv, *arguments, pool[:, 1], num_q_heads, norms)

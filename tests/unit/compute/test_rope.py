@@ -134,6 +134,7 @@ def test_tables_grow_with_the_positions_asked_for():
     tables = RopeTables(rope, 8)
     before = tables.rows(torch.tensor([5, 8191]))
     for positions in ([8192, 0], [30_000], [5, 8191]):
+        tables.reserve(max(positions) + 1)
         got = tables.rows(torch.tensor(positions))
         cos, sin = rope_tables(rope, max(positions) + 1)
         torch.testing.assert_close(got, (cos[positions], sin[positions]), atol=1e-6, rtol=0)
@@ -142,9 +143,10 @@ def test_tables_grow_with_the_positions_asked_for():
 
 def test_positions_beyond_the_exact_length_have_no_rows():
     tables = RopeTables(RopeConfig.from_dict({}, HEAD_SIZE, MAX_POSITIONS), HEAD_SIZE)
+    tables.reserve(MAX_POSITIONS)
     tables.rows(torch.tensor([MAX_POSITIONS - 1]))
     with pytest.raises(ValueError, match=f"exact up to {MAX_POSITIONS}"):
-        tables.rows(torch.tensor([0, MAX_POSITIONS]))
+        tables.reserve(MAX_POSITIONS + 1)
 
 
 @pytest.mark.parametrize("parameters", ["default", [1], {"rope_type": ["default"]}])
