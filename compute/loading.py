@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from compute.config import ModelConfig
+from compute.dtypes import torch_dtype
 from compute.errors import ModelNotFound, ModelUnsupported
 from compute.kernels import Kernels
 from compute.model import LlamaDecoder
-from compute.pool import torch_dtype
 from compute.weights import Progress, Weights, fingerprint, open_source
 
 

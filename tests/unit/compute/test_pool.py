@@ -10,7 +10,7 @@ import torch
 
 from compute.errors import LayoutMismatch, PoolUnavailable
 from compute.pool import AttachedPool
-from compute.types import KvShape
+from compute.types import KvShape, PosixMemory
 
 SHAPE = KvShape(num_layers=3, num_kv_heads=2, head_size=4, dtype="float32")
 
@@ -21,11 +21,11 @@ def handle(make_pool):
 
 
 def _file(handle) -> Path:
-    return Path("/dev/shm") / handle.name
+    return Path("/dev/shm") / handle.memory.name
 
 
 def _is_mapped(handle) -> bool:
-    return handle.name in Path("/proc/self/maps").read_text()
+    return handle.memory.name in Path("/proc/self/maps").read_text()
 
 
 def test_two_attachments_see_the_same_memory(handle):
@@ -99,7 +99,7 @@ def test_a_pool_whose_owner_unlinked_it_is_unavailable_and_an_attached_one_lives
 @pytest.mark.parametrize("name", ["", "/", "..", "a/b", "../etc/passwd", "a\0b"])
 def test_names_that_lead_elsewhere_are_refused(handle, name):
     with pytest.raises(PoolUnavailable, match="no name of shared memory"):
-        AttachedPool(dataclasses.replace(handle, name=name), SHAPE)
+        AttachedPool(dataclasses.replace(handle, memory=PosixMemory(name)), SHAPE)
 
 
 def test_a_pool_smaller_than_its_handle_says_is_refused(handle):

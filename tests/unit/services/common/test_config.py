@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from kvstore.eviction import DEFAULT_POLICY, POLICIES
-from services.common import config
+from services.common import config, option_values
 from services.common.config import ConfigError
 
 
@@ -56,9 +56,9 @@ def test_every_eviction_policy_can_be_chosen():
 
 
 def test_limits_of_tenants():
-    assert config.tenant_limits("") == {}
+    assert option_values.tenant_limits("") == {}
     text = "acme=100:400, beta=5,free=:50,none=:"
-    assert config.tenant_limits(text) == {
+    assert option_values.tenant_limits(text) == {
         "acme": (100, 400),
         "beta": (5, None),
         "free": (0, 50),
@@ -87,11 +87,11 @@ def test_limits_that_make_no_sense_are_refused(text, words):
     [("1048576", 2**20), ("1MiB", 2**20), ("2 MB", 2 * 10**6), ("0.5gib", 2**29)],
 )
 def test_sizes(text, size):
-    assert config.memory_bytes(text) == size
+    assert option_values.memory_bytes(text) == size
 
 
 def test_a_share_is_of_all_the_memory():
-    assert config.memory_bytes("25%") == psutil.virtual_memory().total // 4
+    assert option_values.memory_bytes("25%") == psutil.virtual_memory().total // 4
 
 
 def test_a_size_in_a_file_may_be_a_number(tmp_path):
