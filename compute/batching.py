@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from compute.errors import InvalidStep
-from compute.model import Batch, PrefillChunk
-from compute.sequences import KnownSequence, PlannedChunk
+from compute.model import Batch, Places
+from compute.sequences import PlannedChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ def pack(chunks: Sequence[PlannedChunk], block_size: int) -> PackedStep:
     outputs: list[range] = [range(0)] * len(chunks)
     for n in decodes:
         outputs[n] = rows.add_token(chunks[n])
-    prefill_chunks = []
+    first_rows = [0]
     for n in prefills:
-        chunk, outputs[n] = rows.add_chunk(chunks[n])
-        prefill_chunks.append(chunk)
+        outputs[n] = rows.add_chunk(chunks[n])
+        first_rows.append(len(rows.token_ids) - len(decodes))
     slots = np.array(rows.slots, dtype=np.int64)
     if len(np.unique(slots)) != len(slots):
         raise InvalidStep("two tokens of the step share a slot")
@@ -45,9 +45,9 @@ def pack(chunks: Sequence[PlannedChunk], block_size: int) -> PackedStep:
         token_ids=torch.tensor(rows.token_ids, dtype=torch.int64),
         positions=torch.tensor(rows.positions, dtype=torch.int64),
         slot_mapping=torch.from_numpy(slots),
-        block_tables=_stacked([chunks[n].sequence for n in decodes]),
-        seq_lens=torch.tensor([chunks[n].end for n in decodes], dtype=torch.int32),
-        chunks=prefill_chunks,
+        decodes=_places([chunks[n] for n in decodes]),
+        chunks=_places([chunks[n] for n in prefills]),
+        first_rows=torch.tensor(first_rows, dtype=torch.int32),
         output_rows=torch.tensor(rows.outputs, dtype=torch.int64),
     )
     return PackedStep(batch, outputs)
@@ -72,9 +72,8 @@ class _Rows:
         self.slots.append(int(chunk.sequence.block_table[block]) * self._block_size + offset)
         return outputs
 
-    def add_chunk(self, chunk: PlannedChunk) -> tuple[PrefillChunk, range]:
-        """Returns the numbers of its outputs too."""
-        first_row = len(self.token_ids)
+    def add_chunk(self, chunk: PlannedChunk) -> range:
+        """Returns the numbers of its outputs."""
         positions = np.arange(chunk.start, chunk.end)
         table = chunk.sequence.block_table
         blocks = table[positions // self._block_size].astype(np.int64)
@@ -82,8 +81,7 @@ class _Rows:
         self.token_ids += chunk.token_ids
         self.positions += range(chunk.start, chunk.end)
         self.slots += (blocks * self._block_size + positions % self._block_size).tolist()
-        end_row = len(self.token_ids)
-        return PrefillChunk(first_row, end_row, torch.from_numpy(table), chunk.end), outputs
+        return outputs
 
     def _want(self, chunk: PlannedChunk) -> range:
         """Of the rows that come next: the scored ones and those to draw from, none twice."""
@@ -95,10 +93,12 @@ class _Rows:
         return range(num_before, len(self.outputs))
 
 
-def _stacked(sequences: Sequence[KnownSequence]) -> torch.Tensor:
-    """Block tables [N, M] int32, as wide as the longest; the rest is block 0, never read."""
+def _places(chunks: Sequence[PlannedChunk]) -> Places:
+    """Tables as wide as the longest; the rest is block 0, never read."""
+    sequences = [chunk.sequence for chunk in chunks]
     width = max((len(sequence.block_table) for sequence in sequences), default=0)
     tables = np.zeros((len(sequences), width), dtype=np.int32)
     for row, sequence in zip(tables, sequences, strict=True):
         row[: len(sequence.block_table)] = sequence.block_table
-    return torch.from_numpy(tables)
+    lengths = torch.tensor([chunk.end for chunk in chunks], dtype=torch.int32)
+    return Places(torch.from_numpy(tables), lengths)

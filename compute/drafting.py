@@ -14,7 +14,7 @@ import torch
 
 from compute.batching import PackedStep, pack
 from compute.errors import ModelUnsupported
-from compute.model import LlamaDecoder
+from compute.model import Decoder
 from compute.sampling import RowsToDraw, sample
 from compute.sequences import PlannedChunk
 from compute.types import KvShape
@@ -27,7 +27,7 @@ class DraftModel:
     equal as often as the two models' distributions overlap, about.
     """
 
-    def __init__(self, decoder: LlamaDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self._kv_layers: list[torch.Tensor] = []
 
@@ -108,7 +108,7 @@ def draft_layers(pool: torch.Tensor, num_layers: int, draft: KvShape) -> list[to
     ]
 
 
-def check_fits(model: LlamaDecoder, draft: LlamaDecoder) -> None:
+def check_fits(model: Decoder, draft: Decoder) -> None:
     """Raises ModelUnsupported if it cannot guess for the model."""
     ours, drafts = model.config, draft.config
     if drafts.vocab_size != ours.vocab_size:

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from compute import threads
 from compute.kernels.cpu import product
+
+
+class Product(Protocol):
+    """A product with fixed weights [out, in], on some device."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in] -> [T, out], in the type of activations."""
+
+    def fp32(self, x: torch.Tensor) -> torch.Tensor:
+        """The result in fp32, not rounded to the type of activations."""
+
+    def weight_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight, [T] -> [T, in]: the lookup of an embedding tied to it."""
 
 
 class Linear:

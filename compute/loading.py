@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from typing import Any
 from compute.config import ModelConfig
 from compute.dtypes import torch_dtype
 from compute.errors import ModelNotFound, ModelUnsupported
+from compute.families import config_from
 from compute.kernels import Kernels
-from compute.model import LlamaDecoder
+from compute.layer import Parts
+from compute.model import Decoder
+from compute.parallel import shard, share_of
 from compute.weights import Progress, Weights, fingerprint, open_source
 
 
@@ -20,7 +24,7 @@ from compute.weights import Progress, Weights, fingerprint, open_source
 class LoadedModel:
     """A decoder, and the digest that says which model it is."""
 
-    decoder: LlamaDecoder
+    decoder: Decoder
     fingerprint: bytes
 
     def fingerprint_with(self, draft: LoadedModel | None) -> bytes:
@@ -39,7 +43,7 @@ def read_config(directory: Path) -> ModelConfig:
     """
     path = directory / "config.json"
     try:
-        return ModelConfig.from_dict(_parsed(path, path.read_text(encoding="utf-8")))
+        return config_from(_parsed(path, path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ModelNotFound(f"{path}: {error.strerror}") from None
 
@@ -65,16 +69,21 @@ def load_model(
     dtype: str,
     kernels: Kernels,
     progress: Progress = lambda _done, _total: None,
+    parts: Parts | None = None,
 ) -> LoadedModel:
-    """Load the model whose configuration is in `directory`.
+    """Load the model whose configuration is in `directory`, or this rank's share of it.
 
     `weights` is a GGUF file or a directory of safetensors; `dtype` is float32 or bfloat16.
 
-    Raises what read_config, open_source and Weights raise.
+    Raises what read_config, share_of, open_source and Weights raise.
     """
+    parts = parts or Parts()
     config = read_config(directory)
+    share = share_of(config, parts.group.size)
     source = open_source(weights, config)
-    decoder = LlamaDecoder(config, Weights(source, config, torch_dtype(dtype), progress), kernels)
+    cut = functools.partial(shard, config=config, group=parts.group)
+    taken = Weights(source, torch_dtype(dtype), progress, cut)
+    decoder = Decoder(share, taken, kernels, parts)
     return LoadedModel(decoder, fingerprint(config, source.files))
 
 

@@ -1,4 +1,4 @@
-"""The decoder: Llama-family arithmetic whose only KV is the page pool.
+"""The decoder: the arithmetic of all families, whose only KV is the page pool.
 
 Axes: T tokens in the step, N sequences that decode, K rows that are wanted, E hidden size,
 V vocabulary, and those of compute.kernels.
@@ -11,24 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from compute.config import ModelConfig
 from compute.kernels import Kernels
-from compute.linear import Linear
+from compute.layer import Layer, Norm, Parts
 from compute.rope import RopeTables
 from compute.weights import Weights
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillChunk:
-    """Rows [first_row, end_row) of the batch: the last tokens of one sequence so far."""
+class Places(NamedTuple):
+    """Where sequences have their KV.
 
-    first_row: int
-    end_row: int
-    block_table: torch.Tensor  # [M] int32
-    seq_len: int  # tokens including the chunk
+    block_tables  [N, M] int32   entries past a sequence's length are never read
+    seq_lens      [N] int32      tokens including those of this step
+    """
+
+    block_tables: torch.Tensor
+    seq_lens: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,46 +39,52 @@ class Batch:
 
     token_ids, positions  [T] int64
     slot_mapping          [T] int64   block_id * B + offset, no slot twice
-    block_tables          [N, M] int32 of the decode rows, rows 0 to N
-    seq_lens              [N] int32   tokens including this one
+    decodes               of the N rows that come first
+    chunks                of the C chunks behind them
+    first_rows            [C + 1] int32   of the chunks, counted behind the decodes
     output_rows           [K] int64   rows that `forward` returns, ascending, none twice
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     slot_mapping: torch.Tensor
-    block_tables: torch.Tensor
-    seq_lens: torch.Tensor
-    chunks: Sequence[PrefillChunk]
+    decodes: Places
+    chunks: Places
+    first_rows: torch.Tensor
     output_rows: torch.Tensor
 
 
-class LlamaDecoder:
+class Decoder:
     """Weights and the forward pass. Stateless but for scratch memory; one thread at a time."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: Kernels) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, kernels: Kernels, parts: Parts | None = None
+    ) -> None:
         """Take every tensor from `weights`, once; a layer at a time, so that the peak of
         memory is the model and one layer.
 
+        `config` is of this rank's share; `parts` is the CPU's alone unless given.
+
         Raises what Weights.take raises.
         """
+        self._parts = parts = parts or Parts()
         self.config = config
         self._kernels = kernels
         embedding = weights.take("embedding")
-        self._layers = [_Layer(config, weights, n) for n in range(config.num_layers)]
-        self._norm = weights.take("norm")
+        self._positions = None if config.ropes else weights.take("positions")
+        self._layers = [Layer(config, weights, kernels, parts, n) for n in range(config.num_layers)]
+        self._norm = Norm(config, weights, kernels, "norm")
         tied = config.tie_word_embeddings
         # A tied embedding is looked up in the head's weights: the table is kept once.
-        self._head = Linear(embedding if tied else weights.take("head"), None)
+        self._head = parts.linear(embedding if tied else weights.take("head"), None)
         self._embedding = None if tied else embedding
-        self._rope = RopeTables(config.rope)
-        self._scale = config.head_size**-0.5
+        self._ropes = [RopeTables(rope, config.head_size) for rope in config.ropes]
         self._scratch = _Scratch(config, self.dtype, num_rows=1)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and KV."""
-        return self._norm.dtype
+        return self._norm.weight.dtype
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv_layers: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -84,57 +92,63 @@ class LlamaDecoder:
 
         `kv_layers` are the L layers of the pool, each [P, 2, B, Hkv, D].
         """
-        num_rows = batch.token_ids.shape[0]
-        buffers = self._buffers(num_rows)
+        buffers = self._buffers(batch.token_ids.shape[0])
         residual, normed = buffers.residual, buffers.normed
-        self._embed(batch.token_ids, residual)
-        cos, sin = self._rope.rows(batch.positions)
-        eps, kernels = self.config.rms_norm_eps, self._kernels
-        kernels.rms_norm(residual, self._layers[0].attention_norm, eps, normed)
-        update = normed
-        for n, layer in enumerate(self._layers):
-            if n:
-                kernels.add_rms_norm(update, residual, layer.attention_norm, eps, normed)
-            attended = self._attend(layer, batch, kv_layers[n], cos, sin)
-            kernels.add_rms_norm(layer.o(attended), residual, layer.mlp_norm, eps, normed)
-            kernels.silu_mul(layer.gate_up(normed), buffers.inner)
-            update = layer.down(buffers.inner)
+        self._embed(batch, residual)
+        turns = self._turns(batch.positions)
+        update: torch.Tensor | None = None
+        for layer, settings, kv in zip(
+            self._layers, self.config.layers, kv_layers[: len(self._layers)], strict=True
+        ):
+            layer.attention_norm.after(update, residual, normed)
+            update = layer.attended(self._attend(layer, batch, kv, turns[settings.rope]))
+            if self.config.parallel:
+                layer.mlp_norm.after(None, residual, normed)
+                update += layer.mlp(normed, buffers.inner)
+            else:
+                layer.mlp_norm.after(update, residual, normed)
+                update = layer.mlp(normed, buffers.inner)
+        assert update is not None  # a model has a layer
         return self._outputs(update, residual, batch.output_rows)
 
-    def _embed(self, token_ids: torch.Tensor, out: torch.Tensor) -> None:
+    def _embed(self, batch: Batch, out: torch.Tensor) -> None:
         if self._embedding is None:
-            out.copy_(self._head.weight_rows(token_ids))
+            out.copy_(self._head.weight_rows(batch.token_ids))
         else:
-            torch.index_select(self._embedding, 0, token_ids, out=out)
+            torch.index_select(self._embedding, 0, batch.token_ids, out=out)
+        if self._positions is not None:
+            out += self._positions[batch.positions + self.config.position_offset]
+        if self.config.embedding_scale != 1.0:
+            # As in transformers, whose factor is rounded to the type of the weights.
+            out *= torch.tensor(self.config.embedding_scale, dtype=out.dtype)
+
+    def _turns(self, positions: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """cos and sin [T, D] of each of the model's ropes; without any, of no turn."""
+        if not self._ropes:
+            shape = (positions.shape[0], self.config.head_size)
+            return [(torch.ones(1).expand(*shape).contiguous(), torch.zeros(shape))]
+        return [rope.rows(positions) for rope in self._ropes]
 
     def _attend(
         self,
-        layer: _Layer,
+        layer: Layer,
         batch: Batch,
         kv: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        turn: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:
         """Write the step's keys and values, then attend. Returns [T, Hq * D]."""
-        config, kernels, buffers = self.config, self._kernels, self._scratch
-        qkv = layer.qkv(buffers.normed)
-        kernels.rope_write_kv(qkv, cos, sin, batch.slot_mapping, kv, config.num_q_heads)
-        q = qkv.view(qkv.shape[0], -1, config.head_size)[:, : config.num_q_heads]
-        out = buffers.attended
-        num_decodes = batch.seq_lens.shape[0]
-        if num_decodes:
-            kernels.paged_decode(
-                q[:num_decodes],
-                kv,
-                batch.block_tables,
-                batch.seq_lens,
-                self._scale,
-                out[:num_decodes],
-            )
-        for chunk in batch.chunks:
-            rows = slice(chunk.first_row, chunk.end_row)
+        config, kernels, out = self.config, self._kernels, self._scratch.attended
+        qkv = layer.qkv(self._scratch.normed)
+        heads = config.num_q_heads
+        kernels.rope_write_kv(qkv, *turn, batch.slot_mapping, kv, heads, layer.head_norms)
+        q = qkv.view(qkv.shape[0], -1, config.head_size)[:, :heads]
+        n, scale, options = batch.decodes.seq_lens.shape[0], config.scale, layer.options
+        if n:
+            kernels.paged_decode(q[:n], kv, *batch.decodes, scale, out[:n], options)
+        if n < q.shape[0]:
+            tables, lengths = batch.chunks
             kernels.paged_prefill(
-                q[rows], kv, chunk.block_table, chunk.seq_len, self._scale, out[rows]
+                q[n:], kv, tables, batch.first_rows, lengths, scale, out[n:], options
             )
         return out.view(out.shape[0], -1)
 
@@ -146,37 +160,24 @@ class LlamaDecoder:
         if rows.shape[0] != residual.shape[0]:
             update, residual = update[rows], residual[rows]
         normed = torch.empty_like(residual)
-        self._kernels.add_rms_norm(update, residual, self._norm, self.config.rms_norm_eps, normed)
+        self._norm.after(update, residual, normed)
         return normed
 
     @torch.inference_mode()
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """[K, E] rows of `forward` -> [K, V] fp32; a row does not depend on the others."""
         # In bf16, logits around 25 would be 1/8 apart: the likeliest tokens would often tie.
-        return self._head.fp32(outputs)
+        logits = self._head.fp32(outputs)
+        if logits.shape[1] < self.config.vocab_size:
+            logits = self._parts.group.side_by_side(logits)
+        cap = self.config.final_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def _buffers(self, num_rows: int) -> _Scratch:
         """Scratch of exactly num_rows; steady decoding finds the last step's again."""
         if self._scratch.residual.shape[0] != num_rows:
             self._scratch = _Scratch(self.config, self.dtype, num_rows)
         return self._scratch
-
-
-class _Layer:
-    """Weights of one layer; projections that share their input are one product."""
-
-    def __init__(self, config: ModelConfig, weights: Weights, index: int) -> None:
-        def linear(*parts: str, bias: bool) -> Linear:
-            names = [f"layers.{index}.{part}" for part in parts]
-            biases = [f"{name}.bias" for name in names]
-            return Linear(weights.take_rows(names), weights.take_rows(biases) if bias else None)
-
-        self.attention_norm = weights.take(f"layers.{index}.attention_norm")
-        self.qkv = linear("q", "k", "v", bias=config.attention_bias)
-        self.o = linear("o", bias=config.attention_bias)
-        self.mlp_norm = weights.take(f"layers.{index}.mlp_norm")
-        self.gate_up = linear("gate", "up", bias=config.mlp_bias)
-        self.down = linear("down", bias=config.mlp_bias)
 
 
 class _Scratch:

@@ -33,7 +33,10 @@ _HAS_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions are encoded. `parameters` are those of `kind`, in transformers' words."""
+    """How positions are encoded. `parameters` are those of `kind`, in transformers' words.
+
+    `head_size` is of the leading part of a head that turns.
+    """
 
     kind: str
     theta: float
@@ -42,8 +45,12 @@ class RopeConfig:
     parameters: Mapping[str, Any]
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], head_size: int, max_positions: int) -> RopeConfig:
+    def from_dict(
+        cls, raw: Mapping[str, Any], head_size: int, max_positions: int, *, partial: bool = False
+    ) -> RopeConfig:
         """Read rope_parameters (transformers 5) or rope_theta and rope_scaling (before).
+
+        `partial`: of a family that may turn a part of each head only.
 
         Raises:
             ModelUnsupported: an unknown kind, or a parameter is missing or of no use.
@@ -65,6 +72,8 @@ class RopeConfig:
             outer = raw.get("original_max_position_embeddings")
             length = outer or given.get("original_max_position_embeddings") or max_positions
             given["original_max_position_embeddings"] = length
+        if partial:
+            head_size = _rotated(given.pop("partial_rotary_factor", 1.0), head_size)
         config = cls(kind, float(theta), head_size, max_positions, given)
         config._check()
         return config
@@ -82,7 +91,7 @@ class RopeConfig:
         if partial != 1.0 and self.kind != "proportional":
             raise ModelUnsupported(
                 f"partial_rotary_factor {partial} with rope_type {self.kind!r}: "
-                "the Llama family rotates whole heads"
+                "this family rotates whole heads"
             )
         try:
             frequencies, scaling = inverse_frequencies(self)
@@ -97,24 +106,55 @@ class RopeConfig:
 
 class RopeTables:
     """cos and sin by position, computed as far as sequences have come: models that take
-    millions of positions would fill gigabytes before the first one."""
+    millions of positions would fill gigabytes before the first one.
 
-    def __init__(self, rope: RopeConfig) -> None:
+    Kernels turn row i of a head with row i + D/2. Where only a part of a head turns, its
+    halves therefore lie at the start of the head's halves (see `rotary_order`), and the
+    rest has cos 1 and sin 0.
+    """
+
+    def __init__(self, rope: RopeConfig, head_size: int, device: str = "cpu") -> None:
         self._rope = rope
-        self._tables = rope_tables(rope, min(_FIRST_POSITIONS, rope.max_exact_length))
+        self._head_size = head_size
+        self._device = device
+        self._tables = self._filled(min(_FIRST_POSITIONS, rope.max_exact_length))
 
-    def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [T, D] in fp32 of positions [T].
+    def rows(
+        self, positions: torch.Tensor, num_positions: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [T, D] in fp32 of positions [T], all below `num_positions`.
 
         Raises ValueError if a position is beyond the exact length.
         """
-        num_needed = int(positions.max()) + 1
+        num_needed = int(positions.max()) + 1 if num_positions is None else num_positions
         num_known = self._tables[0].shape[0]
         if num_needed > num_known:
             doubled = min(2 * num_known, self._rope.max_exact_length)
-            self._tables = rope_tables(self._rope, max(num_needed, doubled))
+            self._tables = self._filled(max(num_needed, doubled))
         cos, sin = self._tables
         return cos[positions], sin[positions]
+
+    def _filled(self, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = rope_tables(self._rope, num_positions)
+        return self._widened(cos, 1.0), self._widened(sin, 0.0)
+
+    def _widened(self, table: torch.Tensor, rest: float) -> torch.Tensor:
+        num_rotated = table.shape[1]
+        if num_rotated < self._head_size:
+            still = torch.full((table.shape[0], (self._head_size - num_rotated) // 2), rest)
+            first, second = table.chunk(2, dim=1)
+            table = torch.cat((first, still, second, still), dim=1)
+        return table.to(self._device)
+
+
+def rotary_order(num_rotated: int, head_size: int) -> torch.Tensor:
+    """[D]: which element of a head is at each place in our order, so that those that turn
+    with each other are D/2 apart."""
+    half = num_rotated // 2
+    still = (head_size - num_rotated) // 2
+    first, second = torch.arange(half), torch.arange(half, num_rotated)
+    rest = torch.arange(num_rotated, head_size)
+    return torch.cat((first, rest[:still], second, rest[still:]))
 
 
 def rope_tables(rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,6 +181,18 @@ def inverse_frequencies(rope: RopeConfig, seq_len: int | None = None) -> tuple[t
     of a sequence within the exact length.
     """
     return _FREQUENCIES[rope.kind](rope, seq_len or 0)
+
+
+def _rotated(share: Any, head_size: int) -> int:
+    """Elements of a head that turn."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ModelUnsupported(f"partial_rotary_factor {share!r} is not in (0, 1]")
+    num_rotated = int(head_size * share)
+    if num_rotated < 2 or num_rotated % 2:
+        raise ModelUnsupported(
+            f"partial_rotary_factor {share}: {num_rotated} of {head_size} elements would turn"
+        )
+    return num_rotated
 
 
 def _powers(base: float, size: int, head_size: int) -> torch.Tensor:

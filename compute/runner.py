@@ -13,7 +13,7 @@ from compute.drafting import DraftModel, check_fits, widened
 from compute.errors import ModelUnsupported
 from compute.kernels import Kernels
 from compute.mapping import MapMemory
-from compute.model import LlamaDecoder
+from compute.model import Decoder
 from compute.pool import AttachedPool, map_posix
 from compute.ports import PoolProvider
 from compute.results import StepResults
@@ -36,13 +36,13 @@ class StepRunner:
 
     def __init__(
         self,
-        model: LlamaDecoder,
+        model: Decoder,
         kernels: Kernels,
         provider: PoolProvider,
         *,
         model_id: str,
         fingerprint: bytes,
-        draft: LlamaDecoder | None = None,
+        draft: Decoder | None = None,
         grammars: Grammars | None = None,
         kv_dtype: str = "",
         map_memory: MapMemory = map_posix,

@@ -10,11 +10,12 @@ import torch
 
 from compute.config import ModelConfig
 from compute.errors import ModelNotFound, ModelUnsupported
+from compute.families.names import GGUF_LLAMA, Place, places
 from compute.rope import RopeConfig, inverse_frequencies
 from compute.weights.gguf_file import GgufFile, GgufTensor
-from compute.weights.names import from_gguf, is_derived
 
 _ARCHITECTURE = "llama"
+_FAMILIES = ("llama", "mistral")  # what llama.cpp calls so
 _DIVISORS = "rope_freqs.weight"
 
 
@@ -32,18 +33,20 @@ class GgufSource:
         if not path.is_file():
             raise ModelNotFound(f"{path}: no such file")
         self._path = path
-        self._num_heads = {"q": config.num_q_heads, "k": config.num_kv_heads}
         file = GgufFile(path)
         architecture = file.metadata.get("general.architecture")
         if architecture != _ARCHITECTURE:
             raise ModelUnsupported(
                 f"{path.name}: GGUF architecture {architecture!r}: we run {_ARCHITECTURE!r}"
             )
-        _check_rope(path, file, config.rope)
+        if config.family not in _FAMILIES:
+            raise ModelUnsupported(
+                f"{path.name}: the configuration is of a {config.family}, the file of a llama"
+            )
+        _check_rope(path, file, config.ropes[0])
+        self._places = places(config, GGUF_LLAMA)
         self._tensors = {
-            from_gguf(name) or name: tensor
-            for name, tensor in file.tensors.items()
-            if not is_derived(name)
+            name: tensor for name, tensor in file.tensors.items() if not GGUF_LLAMA.is_derived(name)
         }
 
     @property
@@ -51,15 +54,15 @@ class GgufSource:
         return [self._path]
 
     @property
+    def places(self) -> Mapping[str, Place]:
+        return self._places
+
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
 
-    def read(self, name: str) -> torch.Tensor:
-        loaded = self._tensors[name].dequantized()
-        part = name.removesuffix(".bias").rpartition(".")[2]
-        if part in self._num_heads:
-            loaded = _with_split_halves(loaded, self._num_heads[part])
-        return loaded
+    def read(self, stored: str) -> torch.Tensor:
+        return self._tensors[stored].dequantized()
 
 
 def _check_rope(path: Path, file: GgufFile, rope: RopeConfig) -> None:
@@ -84,13 +87,3 @@ def _gives(divisors: GgufTensor, rope: RopeConfig) -> bool:
     if divisors.shape != plain.shape:
         return False
     return torch.allclose(plain / divisors.dequantized(), expected, rtol=1e-3, atol=0)
-
-
-def _with_split_halves(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Undo llama.cpp's order of the rows of a query or key projection.
-
-    Its rotary embedding turns neighbours (0, 1), (2, 3), …; ours and Hugging Face's
-    turns row i with row i + D/2. rows [H*D] or [H*D, E].
-    """
-    pairs = rows.view(num_heads, -1, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)

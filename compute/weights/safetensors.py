@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 
 from compute.config import ModelConfig
 from compute.errors import ModelNotFound, ModelUnsupported, WeightsInvalid
-from compute.weights.names import from_hugging_face, is_derived
+from compute.families import FAMILIES
+from compute.families.names import Place, places
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -30,12 +31,15 @@ class SafetensorsSource:
     """
 
     def __init__(self, directory: Path, config: ModelConfig) -> None:
+        self._names = FAMILIES[config.family].names
         self._files = _find_files(directory)
-        self._places: dict[str, tuple[Any, str]] = {}
+        self._holders: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in self._files:
             self._add_file(path)
         _check_index(directory / _INDEX, self._files)
+        is_whole = any(name.startswith(self._names.prefix) for name in self._shapes)
+        self._places = places(config, self._names, self._names.prefix if is_whole else "")
         if config.tie_word_embeddings:
             self._drop_tied_head()
 
@@ -44,44 +48,45 @@ class SafetensorsSource:
         return self._files
 
     @property
+    def places(self) -> Mapping[str, Place]:
+        return self._places
+
+    @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def read(self, name: str) -> torch.Tensor:
-        file, stored_name = self._places[name]
+    def read(self, stored: str) -> torch.Tensor:
         try:
-            tensor: torch.Tensor = file.get_tensor(stored_name)
+            tensor: torch.Tensor = self._holders[stored].get_tensor(stored)
         except SafetensorError as error:
-            raise WeightsInvalid(f"tensor {stored_name!r}: {error}", tensor=name) from None
+            raise WeightsInvalid(f"tensor {stored!r}: {error}", tensor=stored) from None
         return tensor
 
     def _add_file(self, path: Path) -> None:
         file = _open(path)
-        for stored_name in file.keys():  # noqa: SIM118 - not a mapping
-            if is_derived(stored_name):
+        for stored in file.keys():  # noqa: SIM118 - not a mapping
+            if self._names.is_derived(stored):
                 continue
-            header = file.get_slice(stored_name)
+            header = file.get_slice(stored)
             if header.get_dtype() not in _DTYPES:
                 raise ModelUnsupported(
-                    f"{path.name}: tensor {stored_name!r} of type {header.get_dtype()}"
+                    f"{path.name}: tensor {stored!r} of type {header.get_dtype()}"
                 )
-            name = from_hugging_face(stored_name) or stored_name
-            if name in self._places:
-                raise WeightsInvalid(f"{path.name}: tensor {stored_name!r} appears twice")
-            self._places[name] = (file, stored_name)
-            self._shapes[name] = tuple(header.get_shape())
+            if stored in self._holders:
+                raise WeightsInvalid(f"{path.name}: tensor {stored!r} appears twice")
+            self._holders[stored] = file
+            self._shapes[stored] = tuple(header.get_shape())
 
     def _drop_tied_head(self) -> None:
         """Checkpoints of tied models may store the head as well; it must say the same."""
-        if "head" not in self._shapes:
+        head, embedding = f"{self._names.head}.weight", self._places["embedding"].stored
+        if head not in self._shapes:
             return
-        if "embedding" in self._shapes and not torch.equal(
-            self.read("head"), self.read("embedding")
-        ):
+        if embedding in self._shapes and not torch.equal(self.read(head), self.read(embedding)):
             raise WeightsInvalid(
-                "tie_word_embeddings is set but lm_head differs from the embedding", tensor="head"
+                f"tie_word_embeddings is set but {head} differs from {embedding}", tensor=head
             )
-        del self._shapes["head"], self._places["head"]
+        del self._shapes[head], self._holders[head]
 
 
 def _open(path: Path) -> Any:

@@ -8,28 +8,32 @@ from typing import Protocol
 
 import torch
 
-from compute.config import ModelConfig
 from compute.errors import WeightsInvalid
-from compute.weights.names import expected_shapes
+from compute.families.names import Place
 
 Progress = Callable[[int, int], None]  # tensors read, tensors in all
+Cut = Callable[[str, torch.Tensor], torch.Tensor]  # our name, a tensor -> a part of it
 
 _MAX_NAMED = 3  # in a message about many tensors
 
 
 class WeightSource(Protocol):
-    """Tensors of a checkpoint under our names, read one at a time."""
+    """Tensors of a checkpoint, read one at a time."""
 
     @property
     def files(self) -> list[Path]:
         """The files that hold the tensors."""
 
     @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor in the files by our name, tied duplicates and derived ones left out."""
+    def places(self) -> Mapping[str, Place]:
+        """By our names, where this kind of checkpoint has what the model needs."""
 
-    def read(self, name: str) -> torch.Tensor:
-        """The tensor in the layout of Hugging Face, in fp32 or the type it is stored in.
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Every stored tensor by its own name, tied duplicates and derived ones left out."""
+
+    def read(self, stored: str) -> torch.Tensor:
+        """A stored tensor, in fp32 or the type it is stored in.
 
         Raises:
             WeightsInvalid: the file does not give it.
@@ -47,12 +51,13 @@ class Weights:
     def __init__(
         self,
         source: WeightSource,
-        config: ModelConfig,
         dtype: torch.dtype,
         progress: Progress = lambda _done, _total: None,
+        cut: Cut = lambda _name, tensor: tensor,
     ) -> None:
-        self._expected = expected_shapes(config)
-        _check_complete(source, self._expected)
+        """`cut` takes what this process needs of a tensor."""
+        _check_complete(source)
+        self._cut = cut
         self._source = source
         self._dtype = dtype
         self._progress = progress
@@ -64,11 +69,15 @@ class Weights:
         Raises:
             WeightsInvalid: it cannot be read, or holds values that are not finite in `dtype`.
         """
-        tensor = self._source.read(name).to(self._dtype, copy=True).contiguous()
+        place = self._source.places[name]
+        whole = place.cut(self._source.read(place.stored))
+        tensor = self._cut(name, whole).to(self._dtype, copy=True).contiguous()
         if not torch.isfinite(tensor).all():
-            raise WeightsInvalid(f"tensor {name!r} holds values that are not finite", tensor=name)
+            raise WeightsInvalid(
+                f"tensor {place.stored!r} holds values that are not finite", tensor=place.stored
+            )
         self._num_taken += 1
-        self._progress(self._num_taken, len(self._expected))
+        self._progress(self._num_taken, len(self._source.places))
         return tensor
 
     def take_rows(self, names: list[str]) -> torch.Tensor:
@@ -76,8 +85,9 @@ class Weights:
         return torch.cat([self.take(name) for name in names])
 
 
-def _check_complete(source: WeightSource, expected: Mapping[str, tuple[int, ...]]) -> None:
+def _check_complete(source: WeightSource) -> None:
     found = source.shapes
+    expected = {place.stored: place.shape for place in source.places.values()}
     where = source.files[0].name if len(source.files) == 1 else source.files[0].parent.name
     missing = [name for name in expected if name not in found]
     if missing:

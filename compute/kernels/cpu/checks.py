@@ -41,6 +41,18 @@ def check_tables(block_tables: torch.Tensor, num_sequences: int) -> None:
         raise ValueError(f"{words}: need one dense int32 row for each of {num_sequences} sequences")
 
 
+def check_chunks(rows: list[int], lengths: list[int], num_rows: int, capacity: int) -> None:
+    """Chunks that lie one after the other, in sequences that hold them."""
+    if rows[0] != 0 or rows[-1] != num_rows:
+        raise ValueError(f"first_rows {rows}: need 0 first and the {num_rows} rows of q last")
+    for first, end, length in zip(rows[:-1], rows[1:], lengths, strict=True):
+        if not 0 < end - first <= length <= capacity:
+            raise ValueError(
+                f"seq_len {length}: not between {end - first} tokens of the chunk and "
+                f"{capacity} of the block table"
+            )
+
+
 def check_kv(kv: torch.Tensor, dtype: torch.dtype) -> None:
     """One layer of the pool, in the dtype of the activations."""
     if kv.dim() != 5 or kv.shape[1] != 2 or kv.stride(4) != 1 or kv.dtype != dtype:

@@ -25,12 +25,13 @@ from compute.kernels.cpu.jit import (
     elements,
     f32_at,
     f32_plus,
+    helper,
     i32_at,
     kernel,
     load,
     thread_number,
 )
-from compute.kernels.cpu.softmax import PIECE, absorb, finish, merge_into
+from compute.kernels.cpu.softmax import PIECE, absorb, bend, finish, merge_into
 from compute.kernels.cpu.vectors import add_values, scores
 
 
@@ -44,13 +45,22 @@ def scratch_floats(num_q_heads: int, head_size: int) -> int:
     return num_q_heads * (PIECE + head_size)
 
 
+@helper
+def first_piece(seq_len, window):  # type: ignore[no-untyped-def]
+    """The first piece of which the last token sees something; a window of 0 is none."""
+    if window == 0 or window >= seq_len:
+        return np.int64(0)
+    return np.int64(seq_len - window) // PIECE
+
+
 @functools.cache
-def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
-    """The whole of Kernels.paged_decode.
+def paged_decode_kernel(head_size: int, group: int, bf16: bool, bent: bool) -> Any:
+    """The whole of Kernels.paged_decode; `bent`: with options.
 
     Arguments: team (2); q, its row stride; out, stride; kv, strides of its first four
     axes, B; block_tables, stride; seq_lens; N; Hkv; scale (double); partial results; most
-    pieces a sequence can have; scratch, its floats per thread.
+    pieces a sequence can have; scratch, its floats per thread; window; softcap (double);
+    slopes or 0.
     """
 
     def paged_decode(arguments):  # type: ignore[no-untyped-def]
@@ -64,6 +74,8 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
         partial_size = num_heads * (head_size + 2)
         scratch = arguments[20] + me * arguments[21] * 4
         p, q = f32_at(scratch), f32_at(scratch + num_heads * PIECE * 4)
+        window = arguments[22] if bent else np.int64(0)
+        softcap = np.float32(bits_to_f64(arguments[23])) if bent else np.float32(0)
         total = np.int64(0)
         for n in range(num_sequences):
             total += seq_lens[n]
@@ -76,7 +88,7 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
             row = elements(arguments[2], n * arguments[3], bf16)
             for start in range(0, seq_lens[n], PIECE):
                 stop = min(start + PIECE, seq_lens[n])
-                mine = first <= at < last
+                mine = first <= at < last and start // PIECE >= first_piece(seq_lens[n], window)
                 at += stop - start
                 if not mine:
                     continue
@@ -92,6 +104,19 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
                 for phase in range(2):
                     if phase == 1:
                         for h in range(num_heads):
+                            if bent:
+                                hidden = seq_lens[n] - window - start if window > 0 else np.int64(0)
+                                slope = np.float32(0)
+                                if arguments[24] != 0:
+                                    slope = f32_at(arguments[24])[h]
+                                bend(
+                                    f32_plus(p, h * PIECE),
+                                    stop - start,
+                                    hidden,
+                                    start - (seq_lens[n] - 1),
+                                    softcap,
+                                    slope,
+                                )
                             absorb(
                                 f32_plus(acc, h * head_size),
                                 f32_plus(best, 2 * h),
@@ -141,7 +166,7 @@ def paged_decode_kernel(head_size: int, group: int, bf16: bool) -> Any:
                                     head_size,
                                     next_h,
                                 )
-                if seq_lens[n] > PIECE:
+                if (seq_lens[n] - 1) // PIECE > first_piece(seq_lens[n], window):
                     continue  # left to the merge
                 for i in range(num_heads):
                     out = elements(arguments[4], n * arguments[5] + i * head_size, bf16)
@@ -155,7 +180,7 @@ def merge_kernel(head_size: int, bf16: bool) -> Any:
     """out of the sequences that have several pieces.
 
     Arguments: team (2); out, its row stride; seq_lens; N; Hq; partial results; most
-    pieces a sequence can have.
+    pieces a sequence can have; window.
     """
 
     def merge(arguments):  # type: ignore[no-untyped-def]
@@ -164,10 +189,12 @@ def merge_kernel(head_size: int, bf16: bool) -> Any:
         num_heads = arguments[6]
         partial_size = num_heads * (head_size + 2)
         for n in range(me, arguments[5], arguments[1]):
-            num_pieces = (seq_lens[n] + PIECE - 1) // PIECE
+            start = first_piece(seq_lens[n], arguments[9])
+            num_pieces = (seq_lens[n] + PIECE - 1) // PIECE - start
             if num_pieces == 1:
                 continue
-            first = f32_at(arguments[7] + n * arguments[8] * partial_size * 4)
+            slot = n * arguments[8] + start
+            first = f32_at(arguments[7] + slot * partial_size * 4)
             for h in range(num_heads):
                 acc = f32_plus(first, h * head_size)
                 best = f32_plus(first, num_heads * head_size + 2 * h)

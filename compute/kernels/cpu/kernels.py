@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from compute import threads
 from compute.config import ModelConfig
+from compute.kernels import PLAIN, Activation, AttentionOptions, HeadNorms
 from compute.kernels.cpu import decode, prefill, product, rope, rows
 from compute.kernels.cpu.checks import (
     check_attention,
+    check_chunks,
     check_kv,
     check_list,
     check_rows,
@@ -26,6 +31,13 @@ _log = logging.getLogger(__name__)
 
 # Fewer multiplications than this and waking the other threads costs more than it gains.
 _WORTH_SHARING = 16_384
+
+_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
 
 
 class CpuKernels:
@@ -59,9 +71,9 @@ class CpuKernels:
             lambda: product.product_kernel(bf16, bf16),
             lambda: product.product_kernel(bf16, False),  # the head
             lambda: rope.rope_write_kv_kernel(head_size, bf16),
-            lambda: decode.paged_decode_kernel(head_size, group, bf16),
+            lambda: decode.paged_decode_kernel(head_size, group, bf16, False),
             lambda: decode.merge_kernel(head_size, bf16),
-            lambda: prefill.paged_prefill_kernel(head_size, group, bf16),
+            lambda: prefill.paged_prefill_kernel(head_size, group, bf16, False),
         ]
         for done, compile_one in enumerate(compilations):
             progress(done, len(compilations))
@@ -89,7 +101,36 @@ class CpuKernels:
     ) -> None:
         self._norm(x, residual, weight, eps, out)
 
-    def silu_mul(self, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> None:
+        out.copy_(functional.layer_norm(x, x.shape[1:], weight, bias, eps))
+
+    def add_layer_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        out: torch.Tensor,
+    ) -> None:
+        residual += x
+        self.layer_norm(residual, weight, bias, eps, out)
+
+    def activate(self, kind: Activation, x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(_ACTIVATIONS[kind](x))
+
+    def activate_mul(self, kind: Activation, gate_up: torch.Tensor, out: torch.Tensor) -> None:
+        if kind != "silu":
+            gate, up = gate_up.chunk(2, dim=1)
+            torch.mul(_ACTIVATIONS[kind](gate), up, out=out)
+            return
         num_rows, size = out.shape
         check_rows("gate_up", gate_up, (num_rows, 2 * size), out.dtype)
         check_rows("out", out, (num_rows, size), out.dtype)
@@ -113,8 +154,11 @@ class CpuKernels:
         slot_mapping: torch.Tensor,
         kv: torch.Tensor,
         num_q_heads: int,
+        norms: HeadNorms | None = None,
+        scales: torch.Tensor | None = None,
     ) -> None:
         check_kv(kv, qkv.dtype)
+        _check_unscaled(scales)
         block_size, num_kv_heads, head_size = kv.shape[2:]
         num_tokens = qkv.shape[0]
         width = (num_q_heads + 2 * num_kv_heads) * head_size
@@ -122,6 +166,10 @@ class CpuKernels:
         check_rows("cos", cos, (num_tokens, head_size), torch.float32)
         check_rows("sin", sin, (num_tokens, head_size), torch.float32)
         check_list("slot_mapping", slot_mapping, (num_tokens,), torch.int64)
+        if norms is not None:
+            heads = qkv.view(num_tokens, -1, head_size)
+            _norm_heads(heads[:, :num_q_heads], norms.q, norms.eps)
+            _norm_heads(heads[:, num_q_heads : num_q_heads + num_kv_heads], norms.k, norms.eps)
         self._run(
             rope.rope_write_kv_kernel(head_size, qkv.dtype == torch.bfloat16),
             num_tokens * width,
@@ -149,8 +197,12 @@ class CpuKernels:
         seq_lens: torch.Tensor,
         scale: float,
         out: torch.Tensor,
+        options: AttentionOptions = PLAIN,
+        scales: torch.Tensor | None = None,
     ) -> None:
         shape = check_attention(q, kv, out)
+        _check_unscaled(scales)
+        window, softcap, slopes = _bends(options, q.shape[1])
         num_sequences, num_q_heads, head_size = q.shape
         check_list("seq_lens", seq_lens, (num_sequences,), torch.int32)
         check_tables(block_tables, num_sequences)
@@ -161,9 +213,9 @@ class CpuKernels:
             decode.scratch_floats(num_q_heads, head_size),
         )
         self._run(
-            decode.paged_decode_kernel(head_size, shape.group, shape.bf16),
+            decode.paged_decode_kernel(head_size, shape.group, shape.bf16, options != PLAIN),
             num_sequences * max_length * num_q_heads * head_size,
-            "15qd4q",
+            "15qd5qdq",
             q.data_ptr(),
             q.stride(0),
             out.data_ptr(),
@@ -181,12 +233,15 @@ class CpuKernels:
             max_pieces,
             self._tiles.data_ptr(),
             self._tiles.stride(0),
+            window,
+            softcap,
+            slopes,
         )
         if max_pieces > 1:
             self._run(
                 decode.merge_kernel(head_size, shape.bf16),
                 num_sequences * max_pieces * num_q_heads * head_size,
-                "7q",
+                "8q",
                 out.data_ptr(),
                 out.stride(0),
                 seq_lens.data_ptr(),
@@ -194,45 +249,57 @@ class CpuKernels:
                 num_q_heads,
                 self._partials.data_ptr(),
                 max_pieces,
+                window,
             )
 
     def paged_prefill(
         self,
         q: torch.Tensor,
         kv: torch.Tensor,
-        block_table: torch.Tensor,
-        seq_len: int,
+        block_tables: torch.Tensor,
+        first_rows: torch.Tensor,
+        seq_lens: torch.Tensor,
         scale: float,
         out: torch.Tensor,
+        options: AttentionOptions = PLAIN,
+        scales: torch.Tensor | None = None,
     ) -> None:
         shape = check_attention(q, kv, out)
-        num_tokens, num_q_heads, head_size = q.shape
-        check_list("block_table", block_table, tuple(block_table.shape[:1]), torch.int32)
-        if not num_tokens <= seq_len <= block_table.shape[0] * shape.block_size:
-            raise ValueError(
-                f"seq_len {seq_len}: not between {num_tokens} tokens of the chunk and "
-                f"{block_table.shape[0]} blocks"
-            )
+        _check_unscaled(scales)
+        window, softcap, slopes = _bends(options, q.shape[1])
+        num_chunks, head_size = seq_lens.shape[0], q.shape[2]
+        check_list("seq_lens", seq_lens, (num_chunks,), torch.int32)
+        check_list("first_rows", first_rows, (num_chunks + 1,), torch.int32)
+        check_tables(block_tables, num_chunks)
+        rows, lengths = first_rows.tolist(), seq_lens.tolist()
+        check_chunks(rows, lengths, q.shape[0], block_tables.shape[1] * shape.block_size)
         self._reserve(0, prefill.scratch_floats(shape.group, head_size))
-        self._run(
-            prefill.paged_prefill_kernel(head_size, shape.group, shape.bf16),
-            num_tokens * seq_len * num_q_heads * head_size,
-            "14qd2q",
-            q.data_ptr(),
-            q.stride(0),
-            out.data_ptr(),
-            out.stride(0),
-            kv.data_ptr(),
-            *kv.stride()[:4],
-            shape.block_size,
-            block_table.data_ptr(),
-            num_tokens,
-            shape.num_kv_heads,
-            seq_len,
-            scale,
-            self._tiles.data_ptr(),
-            self._tiles.stride(0),
+        compiled = prefill.paged_prefill_kernel(
+            head_size, shape.group, shape.bf16, options != PLAIN
         )
+        for c, (first, end) in enumerate(itertools.pairwise(rows)):
+            self._run(
+                compiled,
+                (end - first) * lengths[c] * q.shape[1] * head_size,
+                "14qd3qdq",
+                q[first].data_ptr(),
+                q.stride(0),
+                out[first].data_ptr(),
+                out.stride(0),
+                kv.data_ptr(),
+                *kv.stride()[:4],
+                shape.block_size,
+                block_tables[c].data_ptr(),
+                end - first,
+                shape.num_kv_heads,
+                lengths[c],
+                scale,
+                self._tiles.data_ptr(),
+                self._tiles.stride(0),
+                window,
+                softcap,
+                slopes,
+            )
 
     def copy_blocks(self, pool: torch.Tensor, pairs: list[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -282,3 +349,21 @@ class CpuKernels:
         else:
             packed = struct.pack("2q" + layout, team.thread_number, team.num_threads, *arguments)
             team.run(compiled.address, packed)
+
+
+def _norm_heads(heads: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """RMSNorm of each head [T, H, D] in place."""
+    heads.copy_(functional.rms_norm(heads.float(), weight.shape, weight.float(), eps))
+
+
+def _bends(options: AttentionOptions, num_q_heads: int) -> tuple[int, float, int]:
+    """Window, cap and the address of the slopes, as kernels take them."""
+    slopes = options.slopes
+    if slopes is not None:
+        check_list("slopes", slopes, (num_q_heads,), torch.float32)
+    return options.window, options.softcap, 0 if slopes is None else slopes.data_ptr()
+
+
+def _check_unscaled(scales: torch.Tensor | None) -> None:
+    if scales is not None:
+        raise ValueError("scales: quantized KV is not for CPUs")

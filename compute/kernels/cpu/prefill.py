@@ -28,7 +28,7 @@ from compute.kernels.cpu.jit import (
     load,
     thread_number,
 )
-from compute.kernels.cpu.softmax import PIECE, absorb, finish, merge_into
+from compute.kernels.cpu.softmax import PIECE, absorb, bend, finish, merge_into
 from compute.kernels.cpu.vectors import add_values, scores
 
 _ROWS = 96  # rows of a tile of queries, one per query and head: they fit the second cache
@@ -45,13 +45,16 @@ def scratch_floats(group: int, head_size: int) -> int:
 
 
 @helper
-def absorb_rows(acc, best, p, num_rows, group, visible, count, size):  # type: ignore[no-untyped-def]
-    """Absorb a tile of `count` tokens in each row; its first query sees `visible` of them.
+def absorb_rows(acc, best, p, num_rows, group, visible, count, window, size):  # type: ignore[no-untyped-def]
+    """Absorb a piece of `count` tokens in each row; its first query sees those before
+    `visible`, from `visible - window` on if there is a window.
 
-    Weights of tokens in a query's future are 0.
+    Weights of tokens that a query does not see are 0.
     """
     for row in range(num_rows):
         seen = max(0, min(visible + row // group, count))
+        if window > 0 and visible + row // group - window >= seen:
+            seen = np.int64(0)
         weights = f32_plus(p, row * PIECE)
         if seen > 0:
             absorb(f32_plus(acc, row * size), f32_plus(best, 2 * row), weights, seen, size)
@@ -60,25 +63,43 @@ def absorb_rows(acc, best, p, num_rows, group, visible, count, size):  # type: i
 
 
 @helper
-def merge_rows(all_acc, all_best, acc, best, num_rows, group, visible, start, size):  # type: ignore[no-untyped-def]
-    """Merge the piece from token `start` on into the rows whose queries see some of it."""
+def bend_rows(p, num_rows, group, visible, count, window, softcap, slopes):  # type: ignore[no-untyped-def]
+    """Apply AttentionOptions to the scores of a piece; `slopes` of these heads, or 0."""
     for row in range(num_rows):
+        ahead = visible + row // group  # tokens of the piece up to the query
+        hidden = max(0, ahead - window) if window > 0 else np.int64(0)
+        slope = np.float32(0)
+        if slopes != 0:
+            slope = f32_at(slopes)[row % group]
+        bend(f32_plus(p, row * PIECE), count, hidden, 1 - ahead, softcap, slope)
+
+
+@helper
+def merge_rows(  # type: ignore[no-untyped-def]
+    all_acc, all_best, acc, best, num_rows, group, visible, count, window, size
+):
+    """Merge a piece of `count` tokens into the rows whose queries see some of it."""
+    for row in range(num_rows):
+        ahead = visible + row // group
+        if ahead <= 0 or (window > 0 and ahead - window >= min(ahead, count)):
+            continue
         ours, theirs = f32_plus(all_best, 2 * row), f32_plus(best, 2 * row)
         ours_acc, their_acc = f32_plus(all_acc, row * size), f32_plus(acc, row * size)
-        if start == 0:
+        if ours[1] == 0:  # the first piece that it sees
             ours[0], ours[1] = theirs[0], theirs[1]
             for d in range(size):
                 ours_acc[d] = their_acc[d]
-        elif visible + row // group > 0:
+        else:
             merge_into(ours_acc, ours, their_acc, theirs, size)
 
 
 @functools.cache
-def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
-    """The whole of Kernels.paged_prefill.
+def paged_prefill_kernel(head_size: int, group: int, bf16: bool, bent: bool) -> Any:
+    """Kernels.paged_prefill of one chunk; `bent`: with options.
 
     Arguments: team (2); q, its row stride; out, stride; kv, strides of its first four
-    axes, B; block_table; T; Hkv; seq_len; scale (double); scratch, its floats per thread.
+    axes, B; block_table; T; Hkv; seq_len; scale (double); scratch, its floats per thread;
+    window; softcap (double); slopes or 0.
     """
     most_queries = queries_per_tile(group)
     most_rows = most_queries * group
@@ -96,6 +117,8 @@ def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
         best = f32_plus(acc, most_rows * head_size)
         all_acc = f32_plus(best, most_rows * 2)
         all_best = f32_plus(all_acc, most_rows * head_size)
+        window = arguments[19] if bent else np.int64(0)
+        softcap = np.float32(bits_to_f64(arguments[20])) if bent else np.float32(0)
         num_tiles = (num_queries + most_queries - 1) // most_queries
         for item in range(me, num_tiles * num_kv_heads, arguments[1]):
             h = item % num_kv_heads
@@ -108,7 +131,10 @@ def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
                 for i in range(group * head_size):
                     q[t * group * head_size + i] = load(row, i) * scale
             position = seq_len - num_queries + first
-            for start in range(0, position + queries, PIECE):
+            for row in range(rows):
+                all_best[2 * row + 1] = np.float32(0)
+            earliest = max(0, position + 1 - window) // PIECE * PIECE if window > 0 else np.int64(0)
+            for start in range(earliest, position + queries, PIECE):
                 count = min(PIECE, position + queries - start)
                 for i in range(rows * head_size):
                     acc[i] = np.float32(0)
@@ -116,9 +142,13 @@ def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
                     best[2 * row], best[2 * row + 1] = LOWEST, np.float32(0)
                 for phase in range(2):
                     if phase == 1:
-                        absorb_rows(
-                            acc, best, p, rows, group, position + 1 - start, count, head_size
-                        )
+                        visible = position + 1 - start
+                        if bent:
+                            slopes = arguments[21]
+                            if slopes != 0:
+                                slopes += h * group * 4
+                            bend_rows(p, rows, group, visible, count, window, softcap, slopes)
+                        absorb_rows(acc, best, p, rows, group, visible, count, window, head_size)
                     for b in range(0, count, block_size):
                         block_id = np.int64(table[(start + b) // block_size])
                         at = block_id * block_stride + h * head_stride + phase * v_offset
@@ -141,7 +171,8 @@ def paged_prefill_kernel(head_size: int, group: int, bf16: bool) -> Any:
                     rows,
                     group,
                     position + 1 - start,
-                    start,
+                    count,
+                    window,
                     head_size,
                 )
             for row in range(rows):

@@ -9,7 +9,9 @@ Source: Milakov and Gimelshein 2018, arXiv:1805.02867.
 
 from __future__ import annotations
 
-from compute.kernels.cpu.jit import exp_below_one, helper, store
+import numpy as np
+
+from compute.kernels.cpu.jit import LOWEST, exp_below_one, helper, store
 from compute.kernels.cpu.vectors import highest, weigh
 
 PIECE = 128  # tokens; a multiple of every block size
@@ -49,3 +51,21 @@ def merge_into(acc, best, other, theirs, size):  # type: ignore[no-untyped-def]
     best[1] = best[1] * ours_factor + theirs[1] * their_factor
     for d in range(size):
         acc[d] = acc[d] * ours_factor + other[d] * their_factor
+
+
+@helper
+def bend(p, num_tokens, num_hidden, first_distance, softcap, slope):  # type: ignore[no-untyped-def]
+    """Apply AttentionOptions to the scores p of `num_tokens` tokens.
+
+    The first `num_hidden` are outside the window: their weights will be 0. The first token
+    is at `first_distance`, at most 0, from the query. softcap and slope are 0 for none.
+    """
+    for b in range(num_tokens):
+        score = p[b]
+        if softcap > 0:
+            # tanh by an exp that cannot overflow
+            e = exp_below_one(np.float32(-2) * abs(score) / softcap)
+            capped = softcap * (np.float32(1) - e) / (np.float32(1) + e)
+            score = capped if score >= 0 else -capped
+        score += slope * np.float32(first_distance + b)
+        p[b] = LOWEST if b < num_hidden else score

@@ -12,11 +12,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from compute.config import ModelConfig
 from compute.fakes import PrivatePool
+from compute.families import FAMILIES, config_from
+from compute.families.names import expected_shapes, places
 from compute.kernels.reference import ReferenceKernels
-from compute.model import LlamaDecoder
+from compute.model import Decoder
 from compute.runner import StepRunner
 from compute.weights import Weights, open_source
-from compute.weights.names import expected_shapes, from_hugging_face
 
 TINY = {
     "vocab_size": 97,
@@ -38,7 +39,7 @@ class TinyModel:
 
     oracle: LlamaForCausalLM
     config: ModelConfig
-    decoder: LlamaDecoder
+    decoder: Decoder
     kernels: ReferenceKernels
 
     def runner(self, pool: PrivatePool, **options) -> StepRunner:
@@ -71,10 +72,10 @@ def make_model(tmp_path):
         _fill_biases(oracle)
         oracle = oracle.to(dtype).eval()
         oracle.save_pretrained(tmp_path / "tiny")
-        ours = ModelConfig.from_dict(config.to_dict())
-        weights = Weights(open_source(tmp_path / "tiny", ours), ours, dtype)
+        ours = config_from(config.to_dict())
+        weights = Weights(open_source(tmp_path / "tiny", ours), dtype)
         kernels = kernels or ReferenceKernels()
-        return TinyModel(oracle, ours, LlamaDecoder(ours, weights, kernels), kernels)
+        return TinyModel(oracle, ours, Decoder(ours, weights, kernels), kernels)
 
     return make
 
@@ -126,7 +127,7 @@ class Checkpoint:
     def taken(self, path=None, dtype=torch.float32) -> dict[str, torch.Tensor]:
         """All that we read from `path`, by default the directory."""
         source = open_source(path or self.directory, self.config)
-        weights = Weights(source, self.config, dtype)
+        weights = Weights(source, dtype)
         return {name: weights.take(name) for name in expected_shapes(self.config)}
 
 
@@ -139,9 +140,10 @@ def make_checkpoint(tmp_path):
         model = LlamaForCausalLM(LlamaConfig(**{**CHECKPOINT, **changes}))
         _fill_biases(model)
         model.save_pretrained(tmp_path / "checkpoint", max_shard_size=shard_size)
-        config = ModelConfig.from_dict(model.config.to_dict())
-        named = {from_hugging_face(name): value for name, value in model.state_dict().items()}
-        tensors = {name: named[name].clone() for name in expected_shapes(config)}
+        config = config_from(model.config.to_dict())
+        stored = model.state_dict()
+        found = places(config, FAMILIES["llama"].names)
+        tensors = {name: stored[place.stored].clone() for name, place in found.items()}
         return Checkpoint(tmp_path / "checkpoint", config, tensors)
 
     return make

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from compute.kernels import PLAIN, AttentionOptions, HeadNorms
 from compute.kernels.cpu import CpuKernels
 from compute.kernels.cpu import kernels as kernels_module
 from compute.kernels.cpu.jit import exp_below_one
@@ -93,23 +94,61 @@ def test_norms_equal_the_oracle(kernels, dtype, num_rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_layer_norms_equal_the_oracle(kernels, dtype, num_rows):
+    x = 3 + randn(num_rows, 96, dtype=dtype)
+    residual = randn(num_rows, 96, dtype=dtype, seed=2)
+    weights = randn(96, dtype=dtype, seed=1), randn(96, dtype=dtype, seed=3)
+    x_before, expected_residual = x.clone(), residual.clone()
+    whole, out = guarded((num_rows, 96), dtype)
+    expected = torch.empty_like(out)
+
+    kernels.layer_norm(x, *weights, 1e-5, out)
+    ORACLE.layer_norm(x, *weights, 1e-5, expected)
+    torch.testing.assert_close(out, expected, **tolerance(dtype))
+
+    kernels.add_layer_norm(x, residual, *weights, 1e-5, out)
+    ORACLE.add_layer_norm(x, expected_residual, *weights, 1e-5, expected)
+    torch.testing.assert_close(out, expected, **tolerance(dtype))
+    torch.testing.assert_close(residual, expected_residual, rtol=0, atol=0)
+    assert torch.equal(x, x_before)
+    assert_guards_stand(whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh", "relu"])
+def test_activations_equal_the_oracle(kernels, dtype, kind):
+    x = 3 * randn(5, 48, dtype=dtype)
+    whole, out = guarded((5, 24), dtype)
+    expected = torch.empty_like(out)
+    kernels.activate_mul(kind, x, out)
+    ORACLE.activate_mul(kind, x, expected)
+    torch.testing.assert_close(out, expected, **tolerance(dtype))
+    assert_guards_stand(whole)
+    expected = torch.empty_like(x)
+    ORACLE.activate(kind, x, expected)
+    kernels.activate(kind, x, x)  # in place
+    torch.testing.assert_close(x, expected, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("num_rows", "size"), [(1, 24), (5, 1536)])
-def test_silu_mul_equals_the_oracle(kernels, dtype, num_rows, size):
+def test_activate_mul_equals_the_oracle(kernels, dtype, num_rows, size):
     gate_up = 8 * randn(num_rows, 2 * size, dtype=dtype)
     before = gate_up.clone()
     whole, out = guarded((num_rows, size), dtype)
     expected = torch.empty_like(out)
-    kernels.silu_mul(gate_up, out)
-    ORACLE.silu_mul(gate_up, expected)
+    kernels.activate_mul("silu", gate_up, out)
+    ORACLE.activate_mul("silu", gate_up, expected)
     torch.testing.assert_close(out, expected, **tolerance(dtype))
     assert torch.equal(gate_up, before)
     assert_guards_stand(whole)
 
 
-def test_silu_mul_is_finite_at_the_ends_and_passes_nan_on(kernels):
+def test_activate_mul_is_finite_at_the_ends_and_passes_nan_on(kernels):
     gate = torch.tensor([[-1e38, -100.0, -0.0, 0.0, 100.0, 1e38, math.nan, -math.inf]])
     out = torch.empty(1, 8)
-    kernels.silu_mul(torch.cat((gate, torch.ones(1, 8)), dim=1), out)
+    kernels.activate_mul("silu", torch.cat((gate, torch.ones(1, 8)), dim=1), out)
     torch.testing.assert_close(out[0, :6], torch.tensor([0.0, 0.0, 0.0, 0.0, 100.0, 1e38]))
     assert out[0, 6].isnan()
 
@@ -128,8 +167,11 @@ def test_exp_is_within_two_units_in_the_last_place():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("num_tokens", "head_size", "block_size"), [(1, 64, 16), (40, 80, 8)])
-def test_rope_writes_its_slots_and_nothing_else(kernels, dtype, num_tokens, head_size, block_size):
+def test_rope_writes_its_slots_and_nothing_else(
+    kernels, dtype, normed, num_tokens, head_size, block_size
+):
     num_q_heads, num_kv_heads = 6, 2
     pool = randn(50, 3, 2, block_size, num_kv_heads, head_size, dtype=dtype)
     expected_pool = pool.clone()
@@ -138,14 +180,30 @@ def test_rope_writes_its_slots_and_nothing_else(kernels, dtype, num_tokens, head
     angles = randn(num_tokens, head_size, seed=2)
     slots = torch.randperm(50 * block_size, generator=torch.Generator().manual_seed(3))
     arguments = (angles.cos(), angles.sin(), slots[:num_tokens])
-    kernels.rope_write_kv(qkv, *arguments, pool[:, 1], num_q_heads)
-    ORACLE.rope_write_kv(expected_qkv, *arguments, expected_pool[:, 1], num_q_heads)
-    torch.testing.assert_close(qkv, expected_qkv, **tolerance(dtype))
+    weights = (randn(head_size, dtype=dtype, seed=seed) for seed in (4, 5))
+    norms = HeadNorms(*weights, 1e-6) if normed else None
+    kernels.rope_write_kv(qkv, *arguments, pool[:, 1], num_q_heads, norms)
+    ORACLE.rope_write_kv(expected_qkv, *arguments, expected_pool[:, 1], num_q_heads, norms)
+    queries = num_q_heads * head_size
+    torch.testing.assert_close(qkv[:, :queries], expected_qkv[:, :queries], **tolerance(dtype))
     torch.testing.assert_close(pool, expected_pool, **tolerance(dtype))
-    untouched = num_q_heads * head_size
-    assert torch.equal(qkv[:, untouched:], expected_qkv[:, untouched:])
     assert torch.equal(pool[:, ::2], expected_pool[:, ::2])
 
+
+def slopes(num_heads: int) -> torch.Tensor:
+    return torch.tensor([0.5 ** (h + 1) for h in range(num_heads)])
+
+
+OPTIONS = [
+    PLAIN,
+    AttentionOptions(window=1),
+    AttentionOptions(window=16),
+    AttentionOptions(window=128, softcap=2.0),
+    AttentionOptions(window=131),
+    AttentionOptions(softcap=0.5),
+    AttentionOptions(slopes=slopes(6)),
+    AttentionOptions(window=150, softcap=3.0, slopes=slopes(6)),
+]
 
 SHAPES = [(16, 2), (32, 4), (64, 1), (64, 3), (80, 1), (96, 3), (128, 4), (64, 5)]
 
@@ -162,7 +220,13 @@ def test_decode_equals_the_oracle_in_bf16(kernels, head_size, group):
     check_decode(kernels, [1, 15, 16, 17, 300], head_size, group, 16, torch.bfloat16)
 
 
-def check_decode(kernels, lengths, head_size, group, block_size, dtype):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_decode_with_options_equals_the_oracle(kernels, options):
+    lengths = [1, 15, 16, 17, 127, 128, 129, 130, 131, 132, 255, 256, 257, 300, 400]
+    check_decode(kernels, lengths, 32, 3, 16, torch.float32, options)
+
+
+def check_decode(kernels, lengths, head_size, group, block_size, dtype, options=PLAIN):
     paged = Paged(lengths, head_size=head_size, block_size=block_size, dtype=dtype)
     # As in the decoder: queries are the head of wider rows.
     q = randn(len(lengths), 2 * group + 4, head_size, dtype=dtype)[:, : 2 * group]
@@ -170,8 +234,8 @@ def check_decode(kernels, lengths, head_size, group, block_size, dtype):
     whole, out = guarded(tuple(q.shape), dtype)
     expected = torch.empty_like(out)
     arguments = (paged.tables, paged.seq_lens, 0.3)
-    kernels.paged_decode(q, paged.kv, *arguments, out)
-    ORACLE.paged_decode(q, paged.kv, *arguments, expected)
+    kernels.paged_decode(q, paged.kv, *arguments, out, options)
+    ORACLE.paged_decode(q, paged.kv, *arguments, expected, options)
     torch.testing.assert_close(out, expected, **tolerance(dtype))
     assert_guards_stand(whole)
     assert torch.equal(q, before)
@@ -189,17 +253,20 @@ def test_decode_of_sequences_that_share_blocks(kernels):
     torch.testing.assert_close(out, expected, **tolerance(torch.float32))
 
 
-def test_a_sequence_gets_the_same_result_alone_in_a_batch_and_on_one_thread(kernels):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_sequence_gets_the_same_result_alone_in_a_batch_and_on_one_thread(kernels, options):
     paged = Paged([700, 3, 129, 64], head_size=64, block_size=16)
     q = randn(4, 6, 64)
     together, alone, serial = (torch.empty_like(q) for _ in range(3))
-    kernels.paged_decode(q, paged.kv, paged.tables, paged.seq_lens, 0.2, together)
+    kernels.paged_decode(q, paged.kv, paged.tables, paged.seq_lens, 0.2, together, options)
     for n in range(4):
         row = slice(n, n + 1)
         kernels.paged_decode(
-            q[row], paged.kv, paged.tables[row], paged.seq_lens[row], 0.2, alone[row]
+            q[row], paged.kv, paged.tables[row], paged.seq_lens[row], 0.2, alone[row], options
         )
-    CpuKernels(Team(1)).paged_decode(q, paged.kv, paged.tables, paged.seq_lens, 0.2, serial)
+    CpuKernels(Team(1)).paged_decode(
+        q, paged.kv, paged.tables, paged.seq_lens, 0.2, serial, options
+    )
     assert torch.equal(together, alone)
     assert torch.equal(together, serial)
 
@@ -239,8 +306,8 @@ def test_blocks_past_two_to_the_31_elements_are_reached(kernels, tmp_path):
     table = torch.tensor([[last]], dtype=torch.int32)
     q = qkv.view(2, 3, 64)[:, :1]
     out, expected = torch.empty(2, 1, 64), torch.empty(2, 1, 64)
-    kernels.paged_prefill(q, kv, table[0], 2, 0.2, out)
-    ORACLE.paged_prefill(q, kv, table[0], 2, 0.2, expected)
+    prefill(kernels, q, kv, table, 2, 0.2, out)
+    prefill(ORACLE, q, kv, table, 2, 0.2, expected)
     torch.testing.assert_close(out, expected, **tolerance(torch.float32))
     decoded = torch.empty(1, 1, 64)
     kernels.paged_decode(q[1:], kv, table, torch.tensor([2], dtype=torch.int32), 0.2, decoded)
@@ -259,28 +326,68 @@ def test_prefill_equals_the_oracle_in_bf16(kernels, head_size, group):
     check_prefill(kernels, 40, 170, head_size, group, 16, torch.bfloat16)
 
 
-def check_prefill(kernels, num_tokens, seq_len, head_size, group, block_size, dtype):
+def prefill(kernels, q, kv, tables, seq_len, scale, out, options=PLAIN) -> None:
+    """One chunk, of the first table."""
+    first_rows = torch.tensor([0, q.shape[0]], dtype=torch.int32)
+    lengths = torch.tensor([seq_len], dtype=torch.int32)
+    kernels.paged_prefill(q, kv, tables[:1], first_rows, lengths, scale, out, options)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_prefill_with_options_equals_the_oracle(kernels, options):
+    for num_tokens, seq_len in [(2, 2), (33, 33), (140, 300), (40, 170), (5, 260)]:
+        check_prefill(kernels, num_tokens, seq_len, 32, 3, 16, torch.float32, options)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_token_has_the_same_bits_decoded_and_in_a_chunk(kernels, options):
+    paged = Paged([300], head_size=64, block_size=16)
+    q = randn(300, 6, 64)
+    chunked, decoded = torch.empty_like(q), torch.empty_like(q)
+    prefill(kernels, q, paged.kv, paged.tables, 300, 0.2, chunked, options)
+    tables = paged.tables.expand(300, -1).contiguous()
+    lengths = torch.arange(1, 301, dtype=torch.int32)
+    kernels.paged_decode(q, paged.kv, tables, lengths, 0.2, decoded, options)
+    assert torch.equal(chunked, decoded)
+
+
+def test_chunks_of_many_sequences_are_computed_in_one_call(kernels):
+    lengths, sizes = [40, 1, 170, 33], [7, 1, 50, 33]
+    paged = Paged(lengths, head_size=64, block_size=16)
+    first_rows = torch.tensor([0, *sizes], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    q = randn(sum(sizes), 6, 64)
+    whole, out = guarded(tuple(q.shape), torch.float32)
+    expected = torch.empty_like(out)
+    arguments = (paged.tables, first_rows, paged.seq_lens, 0.3)
+    kernels.paged_prefill(q, paged.kv, *arguments, out)
+    ORACLE.paged_prefill(q, paged.kv, *arguments, expected)
+    torch.testing.assert_close(out, expected, **tolerance(torch.float32))
+    assert_guards_stand(whole)
+
+
+def check_prefill(kernels, num_tokens, seq_len, head_size, group, block_size, dtype, options=PLAIN):
     paged = Paged([seq_len], head_size=head_size, block_size=block_size, dtype=dtype)
     q = randn(num_tokens, 2 * group + 4, head_size, dtype=dtype)[:, : 2 * group]
     before, pool_before = q.clone(), paged.pool.clone()
     whole, out = guarded(tuple(q.shape), dtype)
     expected = torch.empty_like(out)
-    kernels.paged_prefill(q, paged.kv, paged.tables[0], seq_len, 0.3, out)
-    ORACLE.paged_prefill(q, paged.kv, paged.tables[0], seq_len, 0.3, expected)
+    prefill(kernels, q, paged.kv, paged.tables, seq_len, 0.3, out, options)
+    prefill(ORACLE, q, paged.kv, paged.tables, seq_len, 0.3, expected, options)
     torch.testing.assert_close(out, expected, **tolerance(dtype))
     assert_guards_stand(whole)
     assert torch.equal(q, before)
     assert torch.equal(paged.pool.nan_to_num(), pool_before.nan_to_num())
 
 
-def test_prefill_gives_the_same_result_however_the_prompt_is_cut(kernels):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_prefill_gives_the_same_result_however_the_prompt_is_cut(kernels, options):
     paged = Paged([300], head_size=64, block_size=16)
     q = randn(300, 6, 64)
     whole, parts = torch.empty_like(q), torch.empty_like(q)
-    kernels.paged_prefill(q, paged.kv, paged.tables[0], 300, 0.2, whole)
+    prefill(kernels, q, paged.kv, paged.tables, 300, 0.2, whole, options)
     for start, end in [(0, 1), (1, 47), (47, 48), (48, 300)]:
         rows = slice(start, end)
-        kernels.paged_prefill(q[rows], paged.kv, paged.tables[0], end, 0.2, parts[rows])
+        prefill(kernels, q[rows], paged.kv, paged.tables, end, 0.2, parts[rows], options)
     assert torch.equal(whole, parts)
 
 
@@ -336,7 +443,7 @@ def test_prefill_refuses_a_length_that_does_not_fit(kernels):
     q, out = randn(4, 6, 64), torch.full((4, 6, 64), CANARY)
     for seq_len in (3, 16 * paged.tables.shape[1] + 1):
         with pytest.raises(ValueError, match="seq_len"):
-            kernels.paged_prefill(q, paged.kv, paged.tables[0], seq_len, 0.2, out)
+            prefill(kernels, q, paged.kv, paged.tables, seq_len, 0.2, out)
     assert (out == CANARY).all()
 
 
@@ -348,7 +455,7 @@ def test_row_kernels_refuse_tensors_that_do_not_fit(kernels):
     with pytest.raises(ValueError, match="weight"):
         kernels.rms_norm(x, torch.ones(8), 1e-5, out)
     with pytest.raises(ValueError, match="gate_up"):
-        kernels.silu_mul(x, out)
+        kernels.activate_mul("silu", x, out)
     assert (out == CANARY).all()
 
 

@@ -175,9 +175,12 @@ def test_a_gguf_tensor_missing_extra_or_misshaped_is_named(tmp_path, checkpoint)
     path = tmp_path / "tiny.gguf"
     tensors = checkpoint.tensors
     cases = {
-        r"missing: layers\.0\.q": {k: v for k, v in tensors.items() if k != "layers.0.q"},
-        r"of no use: layers\.0\.q\.bias": {**tensors, "layers.0.q.bias": torch.zeros(64)},
-        r"'layers\.0\.v' has shape \[16, 64\]": {**tensors, "layers.0.v": torch.zeros(16, 64)},
+        r"missing: blk\.0\.attn_q\.weight": {k: v for k, v in tensors.items() if k != "layers.0.q"},
+        r"of no use: blk\.0\.attn_q\.bias": {**tensors, "layers.0.q.bias": torch.zeros(64)},
+        r"'blk\.0\.attn_v\.weight' has shape \[16, 64\]": {
+            **tensors,
+            "layers.0.v": torch.zeros(16, 64),
+        },
     }
     for message, changed in cases.items():
         _write_gguf(path, changed, gguf.GGMLQuantizationType.F32)
@@ -197,14 +200,16 @@ LLAMA3 = {
 
 def test_divisors_of_frequencies_must_say_what_the_configuration_says(tmp_path, make_checkpoint):
     checkpoint = make_checkpoint(rope_parameters=LLAMA3)
-    scaled = checkpoint.config.rope
+    scaled = checkpoint.config.ropes[0]
     plain, _ = inverse_frequencies(dataclasses.replace(scaled, kind="default"))
     divisors = plain / inverse_frequencies(scaled)[0]
     assert divisors.max() == 8
     path = tmp_path / "tiny.gguf"
     _write_gguf(path, checkpoint.tensors, gguf.GGMLQuantizationType.F32, divisors=divisors)
     assert torch.equal(checkpoint.taken(path)["norm"], checkpoint.tensors["norm"])
-    lost = dataclasses.replace(checkpoint.config, rope=dataclasses.replace(scaled, kind="default"))
+    lost = dataclasses.replace(
+        checkpoint.config, ropes=(dataclasses.replace(scaled, kind="default"),)
+    )
     with pytest.raises(ModelUnsupported, match=r"rope_freqs\.weight contradicts.*'default'"):
         open_source(path, lost)
     _write_gguf(path, checkpoint.tensors, gguf.GGMLQuantizationType.F32, divisors=divisors[:3])

@@ -33,7 +33,7 @@ def test_fingerprints_differ_by_configuration_and_by_every_weight_byte(checkpoin
     first = fingerprint(config, [path])
     assert len(first) == 32
     assert fingerprint(config, [path]) == first
-    other = dataclasses.replace(config, rms_norm_eps=1e-5)
+    other = dataclasses.replace(config, norm_eps=1e-5)
     assert fingerprint(other, [path]) != first
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

@@ -131,7 +131,7 @@ def test_tables_end_where_frequencies_would_change_with_the_length(variant, limi
 
 def test_tables_grow_with_the_positions_asked_for():
     rope = RopeConfig.from_dict({}, 8, 10**9)  # 64 GB if it were filled
-    tables = RopeTables(rope)
+    tables = RopeTables(rope, 8)
     before = tables.rows(torch.tensor([5, 8191]))
     for positions in ([8192, 0], [30_000], [5, 8191]):
         got = tables.rows(torch.tensor(positions))
@@ -141,7 +141,7 @@ def test_tables_grow_with_the_positions_asked_for():
 
 
 def test_positions_beyond_the_exact_length_have_no_rows():
-    tables = RopeTables(RopeConfig.from_dict({}, HEAD_SIZE, MAX_POSITIONS))
+    tables = RopeTables(RopeConfig.from_dict({}, HEAD_SIZE, MAX_POSITIONS), HEAD_SIZE)
     tables.rows(torch.tensor([MAX_POSITIONS - 1]))
     with pytest.raises(ValueError, match=f"exact up to {MAX_POSITIONS}"):
         tables.rows(torch.tensor([0, MAX_POSITIONS]))

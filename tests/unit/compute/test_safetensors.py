@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from compute.errors import ModelNotFound, ModelUnsupported, WeightsInvalid
+from compute.families.names import expected_shapes
 from compute.weights import Weights, open_source
-from compute.weights.names import expected_shapes
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,7 @@ def test_tensors_are_converted_and_private(checkpoint):
 def test_progress_counts_every_tensor_once(checkpoint):
     seen = []
     source = open_source(checkpoint.directory, checkpoint.config)
-    weights = Weights(
-        source, checkpoint.config, torch.float32, lambda done, total: seen.append((done, total))
-    )
+    weights = Weights(source, torch.float32, lambda done, total: seen.append((done, total)))
     for name in expected_shapes(checkpoint.config):
         weights.take(name)
     total = len(expected_shapes(checkpoint.config))
@@ -57,9 +55,9 @@ def test_progress_counts_every_tensor_once(checkpoint):
 
 def test_a_missing_tensor_is_named(checkpoint):
     checkpoint.change(lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
-    with pytest.raises(WeightsInvalid, match=r"missing: layers\.1\.up") as caught:
+    with pytest.raises(WeightsInvalid, match=r"missing: model\.layers\.1\.mlp\.up_proj") as caught:
         checkpoint.taken()
-    assert caught.value.metadata == {"tensor": "layers.1.up"}
+    assert caught.value.metadata == {"tensor": "model.layers.1.mlp.up_proj.weight"}
 
 
 def test_an_extra_tensor_is_named(checkpoint):
@@ -70,15 +68,15 @@ def test_an_extra_tensor_is_named(checkpoint):
 
 def test_a_layer_too_many_is_an_extra_tensor(make_checkpoint):
     checkpoint = make_checkpoint(num_hidden_layers=3)
-    checkpoint.config = dataclasses.replace(checkpoint.config, num_layers=2)
-    with pytest.raises(WeightsInvalid, match=r"of no use: layers\.2\..* and 6 more"):
+    checkpoint.config = dataclasses.replace(checkpoint.config, layers=checkpoint.config.layers[:2])
+    with pytest.raises(WeightsInvalid, match=r"of no use: model\.layers\.2\..* and 6 more"):
         checkpoint.taken()
 
 
 def test_a_misshaped_tensor_is_named_with_both_shapes(checkpoint):
     name = "model.layers.0.self_attn.k_proj.weight"
     checkpoint.change(lambda tensors: tensors.update({name: torch.zeros(31, 64)}))
-    with pytest.raises(WeightsInvalid, match=r"'layers\.0\.k' has shape \[31, 64\].*\[32, 64\]"):
+    with pytest.raises(WeightsInvalid, match=r"k_proj\.weight' has shape \[31, 64\].*\[32, 64\]"):
         checkpoint.taken()
 
 
@@ -89,7 +87,9 @@ def test_values_that_are_not_finite_are_refused(checkpoint, bad):
         tensors["model.norm.weight"][7] = bad
 
     checkpoint.change(spoil)
-    with pytest.raises(WeightsInvalid, match="'norm' holds values that are not finite"):
+    with pytest.raises(
+        WeightsInvalid, match=r"'model\.norm\.weight' holds values that are not finite"
+    ):
         checkpoint.taken()
 
 
@@ -144,7 +144,9 @@ def test_a_value_too_large_for_the_type_of_the_model_is_refused(checkpoint):
 
     checkpoint.change(enlarge)
     assert checkpoint.taken()["norm"][7] == largest
-    with pytest.raises(WeightsInvalid, match="'norm' holds values that are not finite"):
+    with pytest.raises(
+        WeightsInvalid, match=r"'model\.norm\.weight' holds values that are not finite"
+    ):
         checkpoint.taken(dtype=torch.bfloat16)
 
 
@@ -160,7 +162,7 @@ def test_a_tied_head_that_is_stored_too_must_be_the_embedding(make_checkpoint):
     checkpoint.change(lambda tensors: tensors.update({"lm_head.weight": embedding.clone()}))
     assert "head" not in checkpoint.taken()
     checkpoint.change(lambda tensors: tensors["lm_head.weight"].add_(1))
-    with pytest.raises(WeightsInvalid, match="lm_head differs"):
+    with pytest.raises(WeightsInvalid, match=r"lm_head\.weight differs"):
         checkpoint.taken()
 
 
