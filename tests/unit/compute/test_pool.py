@@ -160,10 +160,10 @@ def test_scales_are_behind_the_elements_that_they_are_for(quantized):
         value = 1.0 if quantized.tensor.dtype == torch.float8_e4m3fn else 56.0
         assert quantized.tensor[block, layer, kind, token, head, 9].float() == value
         scale = plane + elements + (token * 2 + head) * 4
-        quantized.scales[block, layer, kind, token, head] = 0.25
+        quantized.scales[block, layer, kind, token, head] = 0.5
         stored = quantized.blocks[block, scale : scale + 4].clone().view(torch.float32)
-        assert stored == 0.25
-    assert torch.count_nonzero(quantized.blocks) == 3 * 2  # 0.25 has one byte that is not 0
+        assert stored == 0.5
+    assert torch.count_nonzero(quantized.blocks) == 3 * 2  # 0.5 has one byte that is not 0
 
 
 def test_views_of_quantized_kv_are_strided_and_cover_every_byte_once(quantized):
