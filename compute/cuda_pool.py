@@ -44,12 +44,19 @@ class CudaIpcMapper:
     """Maps pools on the device that we compute on: compute.mapping.MapMemory."""
 
     def __init__(self, runtime: CudaRuntime, device: int) -> None:
-        """`device`: its number. Raises CudaUnavailable if there is no such device."""
-        count = runtime.device_count()
-        if device >= count:
+        """`device`: its number. Raises CudaUnavailable: there is no such device, or CUDA fails."""
+        try:
+            self._seen = [runtime.device_uuid(n) for n in range(runtime.device_count())]
+        except CudaError as error:
             raise CudaUnavailable(
-                f"--device cuda:{device}: this process sees {count} CUDA devices; choose one of "
-                "them, see CUDA_VISIBLE_DEVICES, or choose --device cpu"
+                f"--device cuda:{device}: CUDA fails ({error}); see that nvidia-smi lists the "
+                "device as healthy, or choose --device cpu",
+                cuda_error=error.name,
+            ) from None
+        if device >= len(self._seen):
+            raise CudaUnavailable(
+                f"--device cuda:{device}: this process sees {len(self._seen)} CUDA devices; choose "
+                "one of them (nvidia-smi and CUDA_VISIBLE_DEVICES say which), or --device cpu"
             )
         self._runtime, self._device = runtime, device
 
@@ -79,12 +86,11 @@ class CudaIpcMapper:
         return CudaIpcMapping(data, exporter)
 
     def _check_device(self, memory: CudaIpcMemory) -> None:
-        seen = [self._runtime.device_uuid(n) for n in range(self._runtime.device_count())]
-        if seen[self._device] == memory.device_uuid:
+        if self._seen[self._device] == memory.device_uuid:
             return
         name = f"GPU-{_uuid_text(memory.device_uuid)}"
-        if memory.device_uuid in seen:
-            there = seen.index(memory.device_uuid)
+        if memory.device_uuid in self._seen:
+            there = self._seen.index(memory.device_uuid)
             raise PoolUnavailable(
                 f"the pool is on {name}, which is cuda:{there} here, and this worker computes on "
                 f"cuda:{self._device}: start compute with --device cuda:{there}",

@@ -89,9 +89,9 @@ def connect() -> CupyRuntime:
         import cupy
     except ImportError as error:
         raise CudaUnavailable(
-            f"--device cuda needs CuPy, which cannot be imported ({error}): pip install "
-            "'quire[cuda]' (cupy-cuda13x, for drivers from 580 on) or 'quire[cuda12]' "
-            "(cupy-cuda12x, for older ones)"
+            f"--device cuda needs CuPy, which cannot be imported ({error}): install Quire with its "
+            "extra, in its folder: pip install -e '.[cuda]' (brings cupy-cuda13x, for drivers from "
+            "580 on) or '.[cuda12]' (cupy-cuda12x, for older ones)"
         ) from None
     runtime = CupyRuntime(cupy)
     try:

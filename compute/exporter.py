@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 class Exporter:
-    """A process of this machine, watched from construction to `close`.
+    """A process of this machine, watched from construction to `close` if it can be.
 
-    It can be watched in our own PID namespace only; elsewhere its number means nothing.
+    It can be in our own PID namespace only; elsewhere its number means nothing.
     """
 
     def __init__(self, pid: int, pid_namespace: int) -> None:
@@ -26,6 +26,8 @@ class Exporter:
                 self._descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._has_ended = True
+            except OSError:  # a kernel or a sandbox without it
+                return
 
     def has_ended(self) -> bool:
         """False also if we cannot know."""

@@ -54,7 +54,7 @@ class CudaIpcPages:
         except CudaError as error:
             self.close()
             if error.code == OUT_OF_MEMORY:
-                raise _no_room(runtime, device, size_bytes) from None
+                raise _no_room(size_bytes, device, *_memory(runtime, device)) from None
             raise CudaUnavailable(
                 f"a pool of {size_bytes} bytes on cuda:{device} cannot be made and shared by CUDA "
                 f"IPC ({error}); see that nvidia-smi lists the device as healthy and that it is no "
@@ -138,19 +138,31 @@ class CudaStorage:
 
     def check_room(self, size_bytes: int) -> None:
         """Raises NoRoomForPool if a pool of `size_bytes` would not fit now."""
-        if size_bytes > self._runtime.memory_info(self._device)[0]:
-            raise _no_room(self._runtime, self._device, size_bytes)
+        free, total = _memory(self._runtime, self._device)
+        if size_bytes > free:
+            raise _no_room(size_bytes, self._device, free, total)
 
     def free_bytes(self) -> int:
-        free, _ = self._runtime.memory_info(self._device)
+        free, _ = _memory(self._runtime, self._device)
         return free // _GRANULE_BYTES * _GRANULE_BYTES
 
     def recover(self) -> None:
         """None: pages end with the process that made them."""
 
 
-def _no_room(runtime: CudaRuntime, device: int, size_bytes: int) -> NoRoomForPool:
-    free, total = runtime.memory_info(device)
+def _memory(runtime: CudaRuntime, device: int) -> tuple[int, int]:
+    """Bytes that are free, and all. Raises CudaUnavailable."""
+    try:
+        return runtime.memory_info(device)
+    except CudaError as error:
+        raise CudaUnavailable(
+            f"cuda:{device} fails ({error}); see that nvidia-smi lists it as healthy, or choose "
+            "--device cpu",
+            cuda_error=error.name,
+        ) from None
+
+
+def _no_room(size_bytes: int, device: int, free: int, total: int) -> NoRoomForPool:
     return NoRoomForPool(
         f"the page pool needs {size_bytes} bytes on cuda:{device}, {free} of {total} are free; "
         "choose a smaller --kv-memory, or end what else uses the device (nvidia-smi lists it)",

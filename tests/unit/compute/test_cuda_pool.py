@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -182,6 +183,16 @@ def test_a_device_that_is_not_there_is_refused_at_once(cuda):
         CudaIpcMapper(cuda, 2)
 
 
+class Failing(FakeCuda):
+    def device_uuid(self, device):
+        raise CudaError(214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered")
+
+
+def test_a_device_that_fails_is_said_to_fail(folder):
+    with pytest.raises(CudaUnavailable, match=r"ECC.*nvidia-smi.*--device cpu"):
+        CudaIpcMapper(Failing(folder), 0)
+
+
 # --- what CUDA refuses ------------------------------------------------------
 
 
@@ -275,7 +286,17 @@ def test_an_exporter_of_another_namespace_is_not_watched(exporter, cuda):
     pool.close()
 
 
+def test_a_kernel_without_pidfds_has_exporters_that_cannot_be_watched(exporter, cuda, monkeypatch):
+    def missing(pid):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    pool = attach(exporter, cuda)
+    assert not pool.is_orphaned()
+    pool.close()
+
+
 def test_without_cupy_the_text_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(CudaUnavailable, match=r"pip install 'quire\[cuda\]' \(cupy-cuda13x"):
+    with pytest.raises(CudaUnavailable, match=r"pip install -e '\.\[cuda\]' \(brings cupy-cuda13x"):
         cupy_runtime.connect()

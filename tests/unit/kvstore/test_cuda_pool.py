@@ -140,6 +140,24 @@ def test_a_device_that_has_failed_does_not_keep_the_rest_from_being_removed(fold
     assert objects(folder) == []
 
 
+class Failing(FakeCuda):
+    def memory_info(self, device):
+        raise CudaError(214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered")
+
+
+def test_a_device_that_fails_is_said_to_fail(folder):
+    storage = CudaStorage(Failing(folder), 0, folder / "shm")
+    options = ManagerOptions(0, 16, kv_memory_share=0.5)
+    for ask in (
+        lambda: storage.check_room(1),
+        lambda: PageManager(options, storage).attach_pool(SHAPE),
+        lambda: storage.create(LAYOUT, 0, RECORDS),
+    ):
+        with pytest.raises(CudaUnavailable, match=r"ECC.*nvidia-smi.*--device cpu"):
+            ask()
+    assert objects(folder) == allocations(folder) == []
+
+
 @pytest.mark.parametrize(
     ("visible", "device", "words"),
     [
@@ -198,7 +216,7 @@ def test_the_next_manager_finds_nothing_and_its_pool_is_another_one(storage, fol
 
 def test_without_cupy_the_text_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(CudaUnavailable, match=r"pip install 'quire\[cuda\]' \(cupy-cuda13x"):
+    with pytest.raises(CudaUnavailable, match=r"pip install -e '\.\[cuda\]' \(brings cupy-cuda13x"):
         cupy_runtime.connect()
 
 
