@@ -20,8 +20,12 @@ from compute.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What decoders are made with, beside kernels: products, and the ranks that share them."""
+    """What decoders are made with, beside kernels: products, and the ranks that share them.
 
+    `quantization` says what products do to their weights: KV depends on it.
+    """
+
+    quantization: str = "none"
     linear: Callable[[torch.Tensor, torch.Tensor | None], Product] = Linear
     group: Group = field(default_factory=Alone)
 

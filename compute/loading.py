@@ -84,7 +84,7 @@ def load_model(
     cut = functools.partial(shard, config=config, group=parts.group)
     taken = Weights(source, torch_dtype(dtype), progress, cut)
     decoder = Decoder(share, taken, kernels, parts)
-    return LoadedModel(decoder, fingerprint(config, source.files))
+    return LoadedModel(decoder, fingerprint(config, source.files, parts.quantization))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

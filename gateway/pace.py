@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _SMOOTHING = 0.2  # weight of the newest step
+_FIRST_TOKENS = 32  # of prompts in a step whose cost nobody knows yet
 _LEAST_TOKENS = 16  # prompts always go on; and what a step must have to say what they cost
 
 
@@ -10,7 +11,7 @@ class Pace:
     """Measures what steps cost, and bounds the next one's time.
 
     A step with decodes takes what decodes alone take, and so much for each prompt token.
-    Without measurements yet there is no bound but the token budget.
+    Until a prompt's tokens have been measured, a step takes few of them.
     """
 
     def __init__(self, target: float) -> None:
@@ -35,8 +36,10 @@ class Pace:
 
     def allowance(self, num_decodes: int, budget: int) -> int:
         """Most prompt tokens of a step, at most `budget`."""
-        if not (num_decodes and self._target and self._token_seconds):
+        if not (num_decodes and self._target):
             return budget
+        if not self._token_seconds:
+            return min(budget, _FIRST_TOKENS)
         spare = self._target - self._decode_seconds
         return min(budget, max(_LEAST_TOKENS, int(spare / self._token_seconds)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from gateway.errors import InvalidField
 from gateway.ports import ModelInfo, SamplingOptions
@@ -16,6 +16,7 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters
 MAX_STOP_TOKENS = 64
 MAX_BIASES = 1024
+MAX_MESSAGES = 4096  # of a conversation
 MAX_TOP_LOGPROBS = 20
 MAX_SALT_BYTES = 128
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -129,10 +130,14 @@ def _check_salt(salt: str) -> None:
         raise InvalidField("salt", f"salt may have {MAX_SALT_BYTES} bytes, not {num_bytes}")
 
 
+def validate_length(field: str, entries: Sized, limit: int) -> None:
+    """Raises InvalidField for a list that is too long. Cheap: for lists not yet looked at."""
+    if len(entries) > limit:
+        raise InvalidField(field, f"{field} may have {limit} entries, not {len(entries)}")
+
+
 def _check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
-    if len(biases) > MAX_BIASES:
-        text = f"logit_bias may have {MAX_BIASES} entries, not {len(biases)}"
-        raise InvalidField("logit_bias", text)
+    validate_length("logit_bias", biases, MAX_BIASES)
     seen: set[int] = set()
     for index, (token_id, bias) in enumerate(biases):
         path = f"logit_bias[{index}]"
@@ -144,9 +149,7 @@ def _check_biases(biases: Sequence[tuple[int, float]], vocab_size: int) -> None:
 
 
 def _check_stop_tokens(token_ids: Sequence[int], vocab_size: int) -> None:
-    if len(token_ids) > MAX_STOP_TOKENS:
-        text = f"stop_token_ids may have {MAX_STOP_TOKENS} entries, not {len(token_ids)}"
-        raise InvalidField("stop_token_ids", text)
+    validate_length("stop_token_ids", token_ids, MAX_STOP_TOKENS)
     for index, token_id in enumerate(token_ids):
         _check_range(f"stop_token_ids[{index}]", token_id, 0, vocab_size - 1)
 
@@ -166,7 +169,9 @@ def _check_counts(request: GenerationRequest, max_running: int | None) -> None:
     if best_of is not None:
         _check_range("best_of", best_of, 1, MAX_SEQUENCES)
         if best_of < n:
-            raise InvalidField("best_of", f"best_of must be at least n, {n}, not {best_of}")
+            raise InvalidField(
+                "best_of", f"best_of must be at least {n}, as many as are returned, not {best_of}"
+            )
     if request.beams is not None:
         _check_range("num_beams", request.beams.num_beams, 2, MAX_BEAMS)
     if max_running is not None and request.num_sequences > max_running:

@@ -24,13 +24,14 @@ def open_source(path: Path, config: ModelConfig) -> WeightSource:
     return GgufSource(path, config)
 
 
-def fingerprint(config: ModelConfig, files: Iterable[Path]) -> bytes:
-    """SHA-256 over the configuration and every byte of the files, by name. 32 bytes.
+def fingerprint(config: ModelConfig, files: Iterable[Path], quantization: str = "none") -> bytes:
+    """SHA-256 over the configuration, what is done to the weights, and every byte of the
+    files, by name. 32 bytes.
 
     Two models share KV only if their fingerprints are equal. Names and places of the
     files have no part in it, their order by name has.
     """
-    described = json.dumps(dataclasses.asdict(config), sort_keys=True)
+    described = json.dumps([dataclasses.asdict(config), quantization], sort_keys=True)
     total = hashlib.sha256(described.encode())
     for path in sorted(files, key=lambda path: path.name):
         with path.open("rb") as file:

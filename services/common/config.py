@@ -152,6 +152,9 @@ class MathSettings(DeviceSettings):
     kv_dtype: Literal["auto", "float16", "bfloat16", "fp8_e4m3", "int8"] = Field(
         "auto", description="type of KV; auto: as --dtype"
     )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="int8: keep the weights of products in 8 bits, with a scale per output"
+    )
     threads: int = Field(
         0, ge=0, le=1024, description="threads for arithmetic; 0: one per available core"
     )

@@ -7,6 +7,8 @@ import os
 from compute import cupy_runtime, threads
 from compute.dtypes import check_cpu
 from compute.kernels.cpu import CpuKernels
+from compute.layer import Parts
+from compute.linear import Int8Linear, Linear
 from compute.loading import LoadedModel, load_model, read_eos_ids
 from compute.ports import PoolProvider
 from compute.runner import StepRunner
@@ -44,14 +46,14 @@ def _load_on_cpu(
     threads.configure(settings.threads or len(os.sched_getaffinity(0)))
     kernels = CpuKernels()
     found = model_files.find(settings.model, settings.cache_dir, progress)
-    loaded = _load(found, settings.dtype, kernels, progress, "load weights")
+    loaded = _load(found, settings, kernels, progress, "load weights")
     text = (found.directory / "tokenizer.json").read_text(encoding="utf-8")
     eos_ids = read_eos_ids(found.directory)
     grammars = GrammarCompiler(text, loaded.decoder.config.vocab_size, eos_ids)
     draft = None
     if settings.draft_model:
         files = model_files.find(settings.draft_model, settings.cache_dir, progress)
-        draft = _load(files, settings.dtype, kernels, progress, "load the draft's weights")
+        draft = _load(files, settings, kernels, progress, "load the draft's weights")
     return StepRunner(
         loaded.decoder,
         kernels,
@@ -65,19 +67,26 @@ def _load_on_cpu(
 
 
 def _load(
-    files: ModelFiles, dtype: str, kernels: CpuKernels, progress: Progress, stage: str
+    files: ModelFiles,
+    settings: WorkerSettings,
+    kernels: CpuKernels,
+    progress: Progress,
+    stage: str,
 ) -> LoadedModel:
+    int8 = settings.quantization == "int8"
     loaded = load_model(
         files.directory,
         files.weights,
-        dtype,
+        settings.dtype,
         kernels,
         lambda done, total: progress(stage, done, total),
+        Parts(settings.quantization, Int8Linear if int8 else Linear),
     )
     # Otherwise the first request would wait for the compiler.
     kernels.warm_up(
         loaded.decoder.config,
         loaded.decoder.dtype,
         lambda done, total: progress("compile kernels", done, total),
+        int8=int8,
     )
     return loaded

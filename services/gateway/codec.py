@@ -30,6 +30,8 @@ from gateway.types import (
     ScoredToken,
     Started,
 )
+from gateway.validation import MAX_BIASES, MAX_MESSAGES, validate_length
+from services.common.durations import seconds_of
 from services.gateway.frontend import new_seed, renamed
 
 TokenBytes = Callable[[int], bytes]
@@ -73,7 +75,8 @@ _SAMPLING_FIELDS = frozenset(common_pb2.SamplingOptions.DESCRIPTOR.fields_by_nam
 
 
 def conversation(chat: pb.ChatMessages) -> list[dict[str, str]]:
-    """Raises InvalidField: no messages, or a role that is none."""
+    """Raises InvalidField: no messages or too many, or a role that is none."""
+    validate_length("chat.messages", chat.messages, MAX_MESSAGES)
     if not chat.messages:
         raise InvalidField("chat.messages", "chat.messages: it is empty")
     for index, message in enumerate(chat.messages):
@@ -81,6 +84,12 @@ def conversation(chat: pb.ChatMessages) -> list[dict[str, str]]:
             path = f"chat.messages[{index}].role"
             raise InvalidField(path, f"{path}: must be one of {', '.join(_ROLES)}")
     return [{"role": message.role, "content": message.content} for message in chat.messages]
+
+
+def refuse_long_lists(request: pb.GenerateRequest) -> None:
+    """Raises InvalidField for what would take seconds only to be looked through."""
+    validate_length("logit_bias", request.sampling.logit_bias, MAX_BIASES)
+    validate_length("messages", request.chat.messages, MAX_MESSAGES)
 
 
 def refuse_unknown_fields(message: Message) -> None:
@@ -180,7 +189,10 @@ def session(request: pb.GenerateRequest) -> SessionOptions | None:
     if given.source_id and request.WhichOneof("prompt") == "chat":
         text = "session.source_id: the prompt must be text or token ids, not a whole conversation"
         raise InvalidField("session.source_id", text)
-    ttl = given.ttl.seconds + given.ttl.nanos / 1e9 if given.HasField("ttl") else DEFAULT_TTL
+    if not 0 <= given.ttl.nanos < 10**9:
+        text = f"session.ttl: {given.ttl.nanos} is no number of nanoseconds below a second"
+        raise InvalidField("session.ttl", text)
+    ttl = seconds_of(given.ttl) if given.HasField("ttl") else DEFAULT_TTL
     return SessionOptions(given.id, ttl, given.source_id, given.source_token_count)
 
 

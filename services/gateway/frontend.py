@@ -23,7 +23,7 @@ from gateway.types import (
     GenerationRequest,
     Started,
 )
-from gateway.validation import validate_text
+from gateway.validation import MAX_MESSAGES, validate_length, validate_text
 from services.common.errors import status_of
 from services.gateway.metrics import Metrics
 
@@ -73,6 +73,7 @@ class Frontend:
 
     def check_conversation(self, messages: Conversation) -> None:
         """Raises InvalidField("messages") for one that is too long to be tokenized."""
+        validate_length("messages", messages, MAX_MESSAGES)
         size = sum(len(message["content"]) for message in messages)
         self._check_text("messages", size)
 
@@ -99,11 +100,13 @@ class Frontend:
         return await asyncio.to_thread(self._engine.tokenizer.render_chat, messages)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Raises InvalidField if one is not in the vocabulary."""
-        vocab_size = self._engine.model.vocab_size
+        """Raises InvalidField if one is not in the vocabulary, or if they are more than the
+        model takes: text is made on the event loop, which others wait for."""
+        model = self._engine.model
+        validate_length("token_ids", token_ids, model.max_sequence_length)
         for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                text = f"token_ids: {token_id} is not from 0 to {vocab_size - 1}"
+            if not 0 <= token_id < model.vocab_size:
+                text = f"token_ids: {token_id} is not from 0 to {model.vocab_size - 1}"
                 raise InvalidField("token_ids", text)
         return self._engine.tokenizer.decode(token_ids)
 

@@ -33,6 +33,7 @@ class GenerationServicer(pb_grpc.GenerationServiceServicer):
         request_id = codec.request_id(request.request_id)
         name, frontend = request.model, self._frontend
         with _reported("Generate", request_id), codec.wire_names(request):
+            codec.refuse_long_lists(request)
             codec.refuse_unknown_fields(request)
             model = frontend.model(name) if name else frontend.default_model()
             session = codec.session(request)

@@ -25,9 +25,12 @@ from numba.extending import intrinsic
 
 _I32, _F32 = ir.IntType(32), ir.FloatType()
 
+FP32, BF16, INT8 = 0, 1, 2  # kinds of elements
+# numba has no bfloat16; `load` and `store` take these 16 bits for one.
+_ELEMENTS = (types.float32, types.uint16, types.int8)
+LOWEST = np.float32(-3.4e38)  # below every score, and still a number
 # Contraction into fused multiply-adds, and sums in any order so that they vectorise.
 # Not nnan or ninf: models do produce infinities, and they must come out as such.
-LOWEST = np.float32(-3.4e38)  # below every score, and still a number
 FUSE = ("contract",)
 FAST = {"contract", "reassoc", "nsz"}
 
@@ -85,14 +88,13 @@ i64_at = intrinsic(_pointer_type(types.int64))
 
 
 @intrinsic(prefer_literal=True)
-def elements(_context: Any, _address: Any, _index: Any, bf16: Any) -> Any:
-    """elements(address, index, bf16): a pointer to the element `index` of a tensor.
+def elements(_context: Any, _address: Any, _index: Any, kind: Any) -> Any:
+    """elements(address, index, kind): a pointer to the element `index` of a tensor.
 
-    `bf16` is a constant; else the tensor is fp32.
+    `kind` is a constant: FP32 or False, BF16 or True, INT8.
     """
-    # numba has no bfloat16; `load` and `store` take these 16 bits for one.
-    element = types.uint16 if bf16.literal_value else types.float32
-    signature = types.CPointer(element)(types.int64, types.int64, bf16)
+    element = _ELEMENTS[int(kind.literal_value)]
+    signature = types.CPointer(element)(types.int64, types.int64, kind)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         base = builder.inttoptr(args[0], context.get_value_type(signature.return_type))

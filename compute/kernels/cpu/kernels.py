@@ -57,24 +57,35 @@ class CpuKernels:
         config: ModelConfig,
         dtype: torch.dtype,
         progress: Callable[[int, int], None] = lambda _done, _total: None,
+        *,
+        int8: bool = False,
     ) -> None:
         """Compile what a model needs, or find it in the cache: seconds the first time.
 
-        `progress` is told how many kernels of how many are there.
+        `int8`: for weights in int8. `progress` is told how many kernels of how many are there.
         """
         bf16, head_size = dtype == torch.bfloat16, config.head_size
         group = config.num_q_heads // config.num_kv_heads
+        weights = product.KINDS[torch.int8 if int8 else dtype]
         compilations: list[Callable[[], object]] = [
-            lambda: rows.rms_norm_kernel(config.hidden_size, bf16, False),
-            lambda: rows.rms_norm_kernel(config.hidden_size, bf16, True),
-            lambda: rows.silu_mul_kernel(bf16),
-            lambda: product.product_kernel(bf16, bf16),
-            lambda: product.product_kernel(bf16, False),  # the head
+            lambda: product.product_kernel(weights, bf16),
+            lambda: product.product_kernel(weights, False),  # the head
             lambda: rope.rope_write_kv_kernel(head_size, bf16),
-            lambda: decode.paged_decode_kernel(head_size, group, bf16, False),
             lambda: decode.merge_kernel(head_size, bf16),
-            lambda: prefill.paged_prefill_kernel(head_size, group, bf16, False),
         ]
+        if config.norm == "rms":
+            compilations += [
+                functools.partial(rows.rms_norm_kernel, config.hidden_size, bf16, adds)
+                for adds in (False, True)
+            ]
+        if config.gated and config.activation == "silu":
+            compilations.append(lambda: rows.silu_mul_kernel(bf16))
+        for bent in {layer.window > 0 or config.softcap > 0 for layer in config.layers}:
+            variant = (head_size, group, bf16, bent)
+            compilations += [
+                functools.partial(decode.paged_decode_kernel, *variant),
+                functools.partial(prefill.paged_prefill_kernel, *variant),
+            ]
         for done, compile_one in enumerate(compilations):
             progress(done, len(compilations))
             try:

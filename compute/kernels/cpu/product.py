@@ -25,7 +25,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from compute.kernels.cpu.jit import elements, f32_at, f32_plus, kernel, load, store, thread_number
+from compute.kernels.cpu.jit import (
+    BF16,
+    FP32,
+    INT8,
+    elements,
+    f32_at,
+    f32_plus,
+    kernel,
+    load,
+    store,
+    thread_number,
+)
 from compute.kernels.cpu.vectors import (
     WIDTH,
     add_product,
@@ -37,6 +48,7 @@ from compute.kernels.cpu.vectors import (
 from compute.threads import Team
 
 PANEL = 2 * WIDTH  # outputs
+KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.int8: INT8}
 _MOST_ROWS = 6  # per pass
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 
@@ -60,14 +72,20 @@ def unpack_rows(packed: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def multiply(
-    team: Team, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, out: torch.Tensor
+    team: Team,
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    bias: torch.Tensor,
+    out: torch.Tensor,
+    scales: torch.Tensor | None = None,
 ) -> None:
-    """out = x @ weight^T + bias.
+    """out = x @ weight^T * scales + bias.
 
     x       [T, in] fp32, dense rows
-    packed  [ceil(out / 16), in, 16] fp32 or bf16, dense
+    packed  [ceil(out / 16), in, 16] fp32, bf16 or int8, dense
     bias    [16 * ceil(out / 16)] fp32
-    out     [T, out] fp32 or the dtype of packed, dense rows
+    out     [T, out] fp32 or bf16, dense rows
+    scales  as bias, of int8 alone
 
     Raises ValueError if they do not fit.
     """
@@ -77,18 +95,19 @@ def multiply(
         x.shape != (num_rows, depth)
         or x.dtype != torch.float32
         or x.stride(1) != 1
-        or out.dtype not in (torch.float32, packed.dtype)
+        or out.dtype not in (torch.float32, torch.bfloat16)
+        or (packed.dtype == torch.int8) != (scales is not None)
         or out.stride(1) != 1
         or num_panels != -(-num_outputs // PANEL)
     ):
         raise ValueError(
             f"x {tuple(x.shape)} {x.dtype} and out {tuple(out.shape)} {out.dtype}: "
-            f"need fp32 [T, {depth}] and fp32 or {packed.dtype} [T, out], dense rows"
+            f"need fp32 [T, {depth}] and fp32 or bf16 [T, out], dense rows, and scales of int8"
         )
     # The panel at the end may be wider than what is left of a row.
     last = x.new_empty(num_rows, PANEL) if num_outputs % PANEL else x
     arguments = struct.pack(
-        "12q",
+        "13q",
         team.thread_number,
         team.num_threads,
         x.data_ptr(),
@@ -101,8 +120,9 @@ def multiply(
         out.stride(0),
         num_outputs,
         last.data_ptr(),
+        0 if scales is None else scales.data_ptr(),
     )
-    compiled = product_kernel(packed.dtype == torch.bfloat16, out.dtype == torch.bfloat16)
+    compiled = product_kernel(KINDS[packed.dtype], out.dtype == torch.bfloat16)
     if team.num_threads > 1:
         team.run(compiled.address, arguments)
     else:
@@ -110,12 +130,13 @@ def multiply(
 
 
 @functools.cache
-def product_kernel(bf16: bool, bf16_out: bool) -> Any:
-    """The whole of `multiply`, for weights and results in bf16 or fp32.
+def product_kernel(kind: int, bf16_out: bool) -> Any:
+    """The whole of `multiply`, for weights of a kind, and results in bf16 or fp32.
 
     Arguments: team (2); x, its row stride; T; packed; in; bias; out, its row stride;
-    number of outputs; room for the last panel [T, 16] fp32.
+    number of outputs; room for the last panel [T, 16] fp32; scales.
     """
+    scaled = kind == INT8
 
     def product(arguments):  # type: ignore[no-untyped-def]
         me = thread_number(arguments)
@@ -124,15 +145,18 @@ def product_kernel(bf16: bool, bf16_out: bool) -> Any:
         num_outputs = arguments[10]
         num_panels = (num_outputs + PANEL - 1) // PANEL
         for panel in range(me * num_panels // arguments[1], (me + 1) * num_panels // arguments[1]):
-            weights = elements(arguments[5], panel * PANEL * depth, bf16)
+            weights = elements(arguments[5], panel * PANEL * depth, kind)
             bias = f32_plus(f32_at(arguments[7]), panel * PANEL)
+            scales = f32_plus(f32_at(arguments[12]), panel * PANEL)
             out = elements(arguments[8], panel * PANEL, bf16_out)
             left = num_outputs - panel * PANEL
             if left >= PANEL:
-                multiply_panel(x, x_stride, num_rows, weights, depth, bias, out, arguments[9])
+                multiply_panel(
+                    x, x_stride, num_rows, weights, depth, scales, scaled, bias, out, arguments[9]
+                )
                 continue
             last = f32_at(arguments[11])
-            multiply_panel(x, x_stride, num_rows, weights, depth, bias, last, PANEL)
+            multiply_panel(x, x_stride, num_rows, weights, depth, scales, scaled, bias, last, PANEL)
             for t in range(num_rows):
                 for i in range(left):
                     store(out, t * arguments[9] + i, load(last, t * PANEL + i))
@@ -140,15 +164,17 @@ def product_kernel(bf16: bool, bf16_out: bool) -> Any:
     return kernel(product)
 
 
-@intrinsic
+@intrinsic(prefer_literal=True)
 def multiply_panel(  # type: ignore[no-untyped-def]
-    _context, x, _x_stride, _num_rows, weights, _depth, bias, out, _out_stride
+    _context, x, _x_stride, _num_rows, weights, _depth, scales, scaled, bias, out, _out_stride
 ):
-    """multiply_panel(x, x_stride, num_rows, weights, depth, bias, out, out_stride):
-    out [num_rows, 16] = x [num_rows, depth] @ weights [depth, 16] + bias [16]."""
+    """multiply_panel(x, x_stride, num_rows, weights, depth, scales, scaled, bias, out,
+    out_stride): out [num_rows, 16] = x [num_rows, depth] @ weights [depth, 16] + bias [16];
+    if `scaled`, a constant, the product times scales [16]."""
     signature = types.void(
-        x, types.int64, types.int64, weights, types.int64, bias, out, types.int64
+        x, types.int64, types.int64, weights, types.int64, scales, scaled, bias, out, types.int64
     )
+    is_scaled = bool(scaled.literal_value)
 
     def codegen(_target: Any, builder: Any, _signature: Any, args: Any) -> Any:
         num_rows = args[2]
@@ -161,20 +187,28 @@ def multiply_panel(  # type: ignore[no-untyped-def]
             for rows in range(1, _MOST_ROWS + 1):
                 is_size = builder.icmp_signed("==", builder.sub(end, first), _I64(rows))
                 with builder.if_then(is_size):
-                    _emit_pass(builder, args, first, rows, loop.index, num_passes)
+                    _emit_pass(builder, args, first, rows, loop.index, num_passes, is_scaled)
         return cgutils.get_null_value(_I8.as_pointer())
 
     return signature, codegen
 
 
 def _emit_pass(
-    builder: Any, args: Any, first_row: Any, rows: int, number: Any, num_passes: Any
+    builder: Any,
+    args: Any,
+    first_row: Any,
+    rows: int,
+    number: Any,
+    num_passes: Any,
+    is_scaled: bool,
 ) -> None:
     """Rows [first_row, first_row + rows) with all of the panel."""
-    x, x_stride, _, weights, depth, bias, out, out_stride = args
+    x, x_stride, _, weights, depth, scales, _, bias, out, out_stride = args
     row_numbers = [builder.add(first_row, _I64(r)) for r in range(rows)]
     inputs = [builder.gep(x, [builder.mul(row, x_stride)]) for row in row_numbers]
     starts = [load_vector(builder, bias, _I64(i)) for i in (0, WIDTH)]
+    if is_scaled:
+        ends, starts = starts, [ir.Constant(start.type, [0.0] * WIDTH) for start in starts]
     # LLVM turns these slots into registers.
     slots = [[cgutils.alloca_once_value(builder, start) for start in starts] for _ in inputs]
     for row in slots:
@@ -192,8 +226,11 @@ def _emit_pass(
                 builder.store(add_product(builder, value, vector, builder.load(slot)), slot)
     for number_of_row, row in zip(row_numbers, slots, strict=True):
         at = builder.mul(number_of_row, out_stride)
-        for i, slot in zip((0, WIDTH), row, strict=True):
-            store_vector(builder, builder.load(slot), out, builder.add(at, _I64(i)))
+        for n, slot in enumerate(row):
+            total, i = builder.load(slot), _I64(n * WIDTH)
+            if is_scaled:
+                total = add_product(builder, total, load_vector(builder, scales, i), ends[n])
+            store_vector(builder, total, out, builder.add(at, i))
 
 
 def _emit_prefetch(builder: Any, weights: Any, ahead: Any, step: Any, num_passes: Any) -> None:

@@ -220,6 +220,9 @@ def load_vector(builder: Any, pointer: Any, index: Any) -> Any:
     at = builder.bitcast(builder.gep(pointer, [index]), vector.as_pointer())
     if element == _F32:
         return builder.load(at, align=4)
+    if element == _I8:
+        whole = builder.sext(builder.load(at, align=1), ir.VectorType(_I32, WIDTH))
+        return builder.sitofp(whole, _VECTOR)
     wide = builder.zext(builder.load(at, align=2), ir.VectorType(_I32, WIDTH))
     shift = ir.Constant(ir.VectorType(_I32, WIDTH), [16] * WIDTH)
     return builder.bitcast(builder.shl(wide, shift), _VECTOR)

@@ -11,6 +11,7 @@ import transformers
 from compute.config import ModelConfig
 from compute.families import config_from
 from compute.kernels import Kernels
+from compute.layer import Parts
 from compute.model import Decoder
 from compute.weights import Weights, open_source
 
@@ -171,9 +172,11 @@ def oracle_of(variant: str) -> transformers.PreTrainedModel:
     return oracle.eval()
 
 
-def make(variant: str, kernels: Kernels, directory: Path, dtype=torch.float32) -> FamilyModel:
+def make(
+    variant: str, kernels: Kernels, directory: Path, dtype=torch.float32, parts: Parts | None = None
+) -> FamilyModel:
     oracle = oracle_of(variant).to(dtype)
     oracle.save_pretrained(directory)
     config = config_from(oracle.config.to_dict())
     weights = Weights(open_source(directory, config), dtype)
-    return FamilyModel(oracle, config, Decoder(config, weights, kernels), directory)
+    return FamilyModel(oracle, config, Decoder(config, weights, kernels, parts), directory)

@@ -14,6 +14,8 @@ from compute.errors import ModelUnsupported
 from compute.families import FAMILIES, config_from
 from compute.kernels.cpu import CpuKernels
 from compute.kernels.reference import ReferenceKernels
+from compute.layer import Parts
+from compute.linear import Int8Linear, quantized
 from compute.sampling import SequenceSampler
 from compute.sequences import KnownSequence, PlannedChunk
 from compute.types import SamplingOptions
@@ -58,6 +60,24 @@ def test_every_position_has_the_logits_of_transformers(variant, tmp_path):
 @pytest.mark.parametrize("variant", ["mistral", "qwen3", "gpt2", "gpt_neox", "gemma2", "gemma3"])
 def test_the_oracle_of_kernels_computes_families_too(variant, tmp_path):
     model = families.make(variant, ReferenceKernels(), tmp_path)
+    token_ids = random.Random(0).choices(range(97), k=40)
+    got = _logits(model, _layers(model.config), token_ids, [30, 1, 9])
+    torch.testing.assert_close(got, model.logits(token_ids), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gpt2", "gemma2"])
+def test_int8_weights_give_the_logits_of_what_they_are_rounded_to(variant, tmp_path):
+    parts = Parts("int8", Int8Linear)
+    model = families.make(variant, CpuKernels(), tmp_path, parts=parts)
+    tied = model.config.tie_word_embeddings
+    with torch.no_grad():
+        for name, parameter in model.oracle.named_parameters():
+            transposed = variant == "gpt2" and ".h." in name  # stored as [in, out]
+            is_looked_up = "embed" in name or "wte" in name or "wpe" in name
+            if parameter.dim() == 2 and (not is_looked_up or (tied and "wpe" not in name)):
+                rounded, scales = quantized(parameter.t() if transposed else parameter)
+                near = rounded * scales[:, None]
+                parameter.copy_(near.t() if transposed else near)
     token_ids = random.Random(0).choices(range(97), k=40)
     got = _logits(model, _layers(model.config), token_ids, [30, 1, 9])
     torch.testing.assert_close(got, model.logits(token_ids), atol=TOLERANCE, rtol=TOLERANCE)

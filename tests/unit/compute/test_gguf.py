@@ -14,6 +14,7 @@ import torch
 from compute.errors import ModelNotFound, ModelUnsupported, WeightsInvalid
 from compute.rope import inverse_frequencies
 from compute.weights import open_source
+from compute.weights.gguf_file import GgufFile
 
 GGUF_NAMES = {
     "embedding": "token_embd",
@@ -229,3 +230,66 @@ def test_a_scaling_of_positions_that_the_configuration_lacks_is_unsupported(tmp_
 def test_no_gguf_file_is_no_model(tmp_path, checkpoint):
     with pytest.raises(ModelNotFound, match=r"none\.gguf"):
         open_source(tmp_path / "none.gguf", checkpoint.config)
+
+
+# K-quants: nothing writes them here, so blocks of random bytes are read as the format says
+
+
+def _q4_k(block: bytes) -> list[float]:
+    """256 numbers of 144 bytes: two fp16, eight 6-bit scales and minima, 4-bit numbers."""
+    scale, least = np.frombuffer(block[:4], np.float16).astype(np.float32).tolist()
+    packed, numbers = block[4:16], block[16:]
+    values = []
+    for part in range(8):
+        if part < 4:
+            factor, offset = packed[part] & 63, packed[part + 4] & 63
+        else:
+            factor = (packed[part + 4] & 15) | (packed[part - 4] >> 6) << 4
+            offset = (packed[part + 4] >> 4) | (packed[part] >> 6) << 4
+        for byte in numbers[32 * (part // 2) : 32 * (part // 2) + 32]:
+            number = byte >> 4 if part % 2 else byte & 15
+            values.append(scale * factor * number - least * offset)
+    return values
+
+
+def _q6_k(block: bytes) -> list[float]:
+    """256 numbers of 210 bytes: low four bits, high two bits, sixteen int8 scales, one fp16."""
+    low, high = block[:128], block[128:192]
+    factors = np.frombuffer(block[192:208], np.int8).tolist()
+    scale = float(np.frombuffer(block[208:], np.float16)[0])
+    values = []
+    for half in range(2):
+        for quarter in range(4):
+            for i in range(32):
+                byte = low[64 * half + 32 * (quarter % 2) + i]
+                number = byte >> 4 if quarter >= 2 else byte & 15
+                number |= (high[32 * half + i] >> (2 * quarter) & 3) << 4
+                factor = factors[8 * half + 2 * quarter + i // 16]
+                values.append(scale * factor * (number - 32))
+    return values
+
+
+@pytest.mark.parametrize(("kind", "size", "decode"), [("Q4_K", 144, _q4_k), ("Q6_K", 210, _q6_k)])
+def test_k_quants_are_read_as_their_format_says(tmp_path, kind, size, decode):
+    rng = np.random.default_rng(3)
+    rows = rng.integers(0, 256, (3, 2 * size), dtype=np.uint8)  # 3 rows of 512 numbers
+    for row in rows:
+        for block in row.reshape(2, size):
+            scales = rng.uniform(0.01, 0.1, 2).astype(np.float16).view(np.uint8)
+            if kind == "Q4_K":
+                block[:4] = scales
+            else:
+                block[208:] = scales[:2]
+    writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
+    writer.add_tensor("rows", rows, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    tensor = GgufFile(tmp_path / "k.gguf").tensors["rows"]
+    assert tensor.shape == (3, 512)
+    got = tensor.dequantized()
+    for row, values in zip(rows, got, strict=True):
+        expected = [x for block in row.reshape(2, size) for x in decode(block.tobytes())]
+        # fp32: products in another order
+        torch.testing.assert_close(values, torch.tensor(expected), rtol=1e-5, atol=1e-5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compute.linear import Linear
+from compute.linear import Int8Linear, Linear, quantized
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -73,3 +73,46 @@ def test_tensors_that_do_not_fit_are_refused():
         Linear(torch.randn(8, 16).double(), None)
     with pytest.raises(ValueError, match="need fp32"):
         Linear(torch.randn(8, 16), None)(torch.randn(2, 15))
+
+
+# Weights in int8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_outputs", "depth"), [(1, 3), (17, 8), (96, 64), (40, 100)])
+def test_int8_products_are_those_of_the_quantized_weights(dtype, has_bias, num_outputs, depth):
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(num_outputs, depth, generator=generator).to(dtype)
+    bias = torch.randn(num_outputs, generator=generator).to(dtype) if has_bias else None
+    x = torch.randn(9, depth, generator=generator).to(dtype)
+    rounded, scales = quantized(weight)
+    assert rounded.dtype == torch.int8
+    near = rounded.double() * scales.double()[:, None]
+    # Half a step of 127 to the largest of the row.
+    most = weight.double().abs().amax(1, keepdim=True)
+    assert ((near - weight.double()).abs() <= most / 253).all()
+    expected = x.double() @ near.t() + (0 if bias is None else bias.double())
+    linear = Int8Linear(weight, bias)
+    torch.testing.assert_close(linear.fp32(x).double(), expected, rtol=1e-5, atol=1e-5)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert linear(x).dtype == dtype
+    torch.testing.assert_close(linear(x).double(), expected, rtol=tolerance, atol=tolerance)
+    rows = torch.tensor([num_outputs - 1, 0])
+    assert torch.equal(linear.weight_rows(rows), near[rows].float().to(dtype))
+
+
+def test_an_int8_row_gets_the_same_result_alone_and_in_any_batch():
+    generator = torch.Generator().manual_seed(2)
+    linear = Int8Linear(torch.randn(70, 50, generator=generator), None)
+    x = torch.randn(40, 50, generator=generator)
+    together = linear(x)
+    for num_rows in (1, 2, 5, 6, 7, 13):
+        assert torch.equal(linear(x[:num_rows]), together[:num_rows])
+
+
+def test_rows_of_zeros_stay_zeros_in_int8():
+    weight = torch.zeros(3, 8)
+    weight[1] = 5
+    out = Int8Linear(weight, None)(torch.ones(1, 8))
+    torch.testing.assert_close(out, torch.tensor([[0.0, 40.0, 0.0]]))

@@ -35,6 +35,7 @@ def test_fingerprints_differ_by_configuration_and_by_every_weight_byte(checkpoin
     assert fingerprint(config, [path]) == first
     other = dataclasses.replace(config, norm_eps=1e-5)
     assert fingerprint(other, [path]) != first
+    assert fingerprint(config, [path], "int8") != first
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert fingerprint(config, [path]) != first

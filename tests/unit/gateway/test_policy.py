@@ -16,7 +16,10 @@ from gateway.wait_queue import WaitQueue
 
 def test_prompts_fill_a_step_up_to_its_time():
     pace = Pace(target=0.1)
-    assert pace.allowance(4, 512) == 512  # nothing is known yet
+    assert pace.allowance(4, 512) == 32  # nothing is known yet: others wait for few of them
+    assert pace.allowance(4, 20) == 20
+    pace.observe(4, 10, 5.0)  # too few to say what they cost
+    assert pace.allowance(4, 512) == 32
     pace.observe(4, 0, 0.02)
     pace.observe(4, 400, 0.02 + 400 * 0.001)
     assert pace.allowance(4, 512) == 80

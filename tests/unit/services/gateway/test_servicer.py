@@ -226,6 +226,24 @@ async def test_tokenize_without_input_and_foreign_tokens_are_refused(stub):
         assert status.metadata["field"] == "token_ids"
 
 
+async def test_lists_that_take_long_to_look_through_are_refused_by_their_length(stub):
+    """Whoever reads them does so on the event loop, where every stream would wait."""
+    status = await refusal_of(stub.Detokenize(pb.DetokenizeRequest(token_ids=[0] * 513)))
+    assert status.metadata["field"] == "token_ids"
+    assert "512 entries, not 513" in status.message
+    biases = [common_pb2.LogitBias(token_id=1)] * 1025
+    many = pb.GenerateRequest(text="a", sampling=common_pb2.SamplingOptions(logit_bias=biases))
+    status = await refusal_of(stub.Generate(many))
+    assert status.metadata["field"] == "sampling.logit_bias"
+    talk = chat(*[("user", "")] * 4097)
+    for call in (
+        stub.Generate(pb.GenerateRequest(chat=talk)),
+        stub.Tokenize(pb.TokenizeRequest(chat=talk)),
+    ):
+        status = await refusal_of(call)
+        assert status.metadata["field"] == "chat.messages"
+
+
 async def test_models_are_listed(stub):
     [model] = (await stub.ListModels(pb.ListModelsRequest())).models
     assert (model.id, model.max_sequence_length) == ("fake/model", 512)

@@ -212,3 +212,12 @@ async def test_a_turn_needs_a_prompt_of_its_own(stub):
     await events_of(stub.Generate(request))
     status = await refusal_of(stub.Generate(pb.GenerateRequest(text="", session=GOING_ON)))
     assert status.metadata["field"] == "text"
+
+
+@pytest.mark.parametrize("nanos", [-1, 10**9])
+async def test_a_ttl_that_is_no_duration_is_refused(stub, nanos):
+    session = pb.Session(id="s")
+    session.ttl.seconds, session.ttl.nanos = 5, nanos
+    status = await refusal_of(stub.Generate(pb.GenerateRequest(text="a", session=session)))
+    assert status.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert status.metadata["field"] == "session.ttl"
