@@ -29,10 +29,10 @@ from tqdm import tqdm
 from bench import scheduler_time
 from compute import threads
 from compute.config import ModelConfig
+from compute.dtypes import torch_dtype
 from compute.fakes import PrivatePool
 from compute.kernels.cpu import CpuKernels
 from compute.loading import load_model
-from compute.pool import torch_dtype
 from compute.runner import StepRunner
 from compute.types import Chunk, SamplingOptions, SequenceState, Step
 from services.common import config, model_files

@@ -16,8 +16,10 @@ def run_copies(
 ) -> None:
     """Run checked copies in their order; neighbours within the page pool in one call.
 
-    pool  [P, L, 2, B, Hkv, D]
-    host  [H, L, 2, B, Hkv, D]; its blocks have the ids from P on
+    Blocks are copied as they are, with the scales that quantized KV has behind it.
+
+    pool  [P, block_bytes] uint8
+    host  [H, block_bytes] uint8; its blocks have the ids from P on
     """
     num_blocks = pool.shape[0]
 

@@ -4,6 +4,8 @@ ComputeError
 ├── InvalidStep         the step contradicts what compute knows; nothing was run
 ├── PoolUnavailable     no pool to attach, or its memory cannot be mapped
 ├── LayoutMismatch      the pool does not fit the model
+├── DtypeUnsupported    a type that this device does not compute with
+├── CudaUnavailable     no CuPy, no driver or no such device
 ├── ModelNotFound       no such file or folder
 ├── ModelUnsupported    a family, option or tensor type we cannot run
 ├── WeightsInvalid      missing, extra or misshaped tensors, a truncated file
@@ -38,6 +40,14 @@ class PoolUnavailable(ComputeError):
 
 class LayoutMismatch(ComputeError):
     reason = "LAYOUT_MISMATCH"
+
+
+class DtypeUnsupported(ComputeError):
+    reason = "DTYPE_UNSUPPORTED"
+
+
+class CudaUnavailable(ComputeError):
+    reason = "CUDA_UNAVAILABLE"
 
 
 class ModelNotFound(ComputeError):

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from compute.errors import PoolUnavailable
-from compute.pool import torch_dtype
 from compute.runner import StepRunner
 from compute.types import (
     Chunk,
     KvShape,
     PoolHandle,
     PoolLayout,
+    PosixMemory,
     SampledToken,
     SamplingOptions,
     SequenceState,
@@ -50,14 +50,12 @@ class PrivatePool:
         """Make a new pool, of another generation and all zeros, in place of the present one."""
         self._unlink()
         layout = PoolLayout(shape, self.block_size, self.num_blocks)
-        values = 2 * shape.num_layers * shape.num_kv_heads * shape.head_size
-        values *= self.block_size * self.num_blocks
-        size = values * torch_dtype(shape.dtype).itemsize
+        size = layout.pool_bytes
         generation = secrets.randbits(63)
         name = f"quire-private-{os.getpid()}-{generation:x}"
         with (_SHARED_MEMORY / name).open("xb") as file:
             file.truncate(math.ceil(size / mmap.PAGESIZE) * mmap.PAGESIZE)
-        self._handle = PoolHandle(name, 0, size, layout, generation)
+        self._handle = PoolHandle(PosixMemory(name), 0, size, layout, generation)
 
     def close(self) -> None:
         self._unlink()
@@ -71,7 +69,8 @@ class PrivatePool:
 
     def _unlink(self) -> None:
         if self._handle is not None:
-            (_SHARED_MEMORY / self._handle.name).unlink(missing_ok=True)
+            assert isinstance(self._handle.memory, PosixMemory)
+            (_SHARED_MEMORY / self._handle.memory.name).unlink(missing_ok=True)
             self._handle = None
 
 

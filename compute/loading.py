@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from compute.config import ModelConfig
+from compute.dtypes import torch_dtype
 from compute.errors import ModelNotFound, ModelUnsupported
 from compute.families import config_from
 from compute.kernels import Kernels
 from compute.layer import Parts
 from compute.model import Decoder
 from compute.parallel import shard, share_of
-from compute.pool import torch_dtype
 from compute.weights import Progress, Weights, fingerprint, open_source
 
 

@@ -38,5 +38,6 @@ class StepRunner(Protocol):
     def refresh_pool(self) -> None:
         """Attach the provider's present pool if it is another one than ours.
 
-        Raises PoolUnavailable or LayoutMismatch; the old pool stays attached.
+        Raises PoolUnavailable or LayoutMismatch; the old pool stays attached, unless its
+        memory has ended with the process that it was from.
         """

@@ -10,9 +10,11 @@ import torch
 from compute.batching import PackedStep, pack
 from compute.block_copies import run_copies
 from compute.drafting import DraftModel, check_fits, widened
+from compute.errors import ModelUnsupported
 from compute.kernels import Kernels
+from compute.mapping import MapMemory
 from compute.model import Decoder
-from compute.pool import AttachedPool
+from compute.pool import AttachedPool, map_posix
 from compute.ports import PoolProvider
 from compute.results import StepResults
 from compute.sampling import Grammars, NoGrammars, RowsToDraw, SequenceSampler, sample
@@ -42,10 +44,14 @@ class StepRunner:
         fingerprint: bytes,
         draft: Decoder | None = None,
         grammars: Grammars | None = None,
+        kv_dtype: str = "",
+        map_memory: MapMemory = map_posix,
     ) -> None:
         """Attach the provider's pool.
 
         `fingerprint` is of the model and its draft. `grammars` are closed with it.
+        `kv_dtype`: type of KV; empty: as the model's. `map_memory` maps the page pool; a
+        host pool is always shared memory.
 
         Raises ModelUnsupported if the draft model does not fit, and what attach_pool and
         AttachedPool raise.
@@ -53,13 +59,16 @@ class StepRunner:
         self._model = model
         self._kernels = kernels
         self._provider = provider
+        self._map_memory = map_memory
         config = model.config
         self._draft = None
         self._grammars = grammars or NoGrammars()
-        kv_shape = config.kv_shape(_dtype_name(model.dtype))
+        kv_shape = config.kv_shape(kv_dtype or _dtype_name(model.dtype))
         self._num_layers = kv_shape.num_layers
         if draft is not None:
             check_fits(model, draft)
+            if kv_shape.is_quantized:
+                raise ModelUnsupported("a draft model's KV cannot be quantized: --kv-dtype auto")
             kv_shape = widened(kv_shape, draft.config.kv_shape(kv_shape.dtype))
             self._draft = DraftModel(draft)
         self._info = ModelInfo(
@@ -86,12 +95,17 @@ class StepRunner:
 
         Sequences are forgotten then, since their blocks were in the old pool.
 
-        Raises what attach_pool and AttachedPool raise; the old pool stays attached.
+        Raises what attach_pool and AttachedPool raise; the old pool stays attached, unless
+        its memory has ended with the process that it was from.
         """
+        if self._pool.is_orphaned():
+            # First, since a device may have no room for another pool while we keep this one.
+            self.reset()
+            self._let_go()
         handle = self._provider.attach_pool(self._info.kv_shape)
-        if handle.generation == self._pool.handle.generation:
-            return
         old, old_host = self._pool, self._host
+        if handle.generation == old.handle.generation and not old.is_closed:
+            return
         self._attach(handle)
         self.reset()
         old.close()
@@ -106,12 +120,7 @@ class StepRunner:
         """Let go of the pool and stop compiling grammars. No step can run after it."""
         self._grammars.close()
         self.reset()
-        self._kv_layers = []
-        if self._draft is not None:
-            self._draft.detach()
-        self._pool.close()
-        if self._host is not None:
-            self._host.close()
+        self._let_go()
 
     def run(self, step: Step) -> StepResult:
         """Run one step and append what it drew.
@@ -122,7 +131,7 @@ class StepRunner:
             PoolUnavailable: the pool was closed.
         """
         started = time.perf_counter()
-        pool = self._pool.tensor
+        blocks = self._pool.blocks
         layout = self._pool.handle.layout
         limits = StepLimits(
             layout,
@@ -135,8 +144,8 @@ class StepRunner:
         packed = pack(plan.chunks, layout.block_size)
         copying = time.perf_counter()
         if step.copies:
-            host = self._host.tensor if self._host is not None else None
-            run_copies(self._kernels, pool, host, step.copies)
+            host = self._host.blocks if self._host is not None else None
+            run_copies(self._kernels, blocks, host, step.copies)
         copied = time.perf_counter() - copying
         results = StepResults()
         if plan.chunks:
@@ -201,12 +210,21 @@ class StepRunner:
     def _attach(self, handle: PoolHandle) -> None:
         host = handle.host
         attached = AttachedPool(host, self._info.kv_shape) if host is not None else None
-        pool = AttachedPool(handle, self._info.kv_shape)
+        pool = AttachedPool(handle, self._info.kv_shape, self._map_memory)
         self._pool, self._host = pool, attached
         self._num_host_blocks = host.layout.num_blocks if host is not None else 0
         self._kv_layers = list(pool.tensor.unbind(1))[: self._num_layers]
         if self._draft is not None:
             self._draft.attach(pool.tensor, self._num_layers)
+
+    def _let_go(self) -> None:
+        """Close the pools and drop all views of them."""
+        self._kv_layers = []
+        if self._draft is not None:
+            self._draft.detach()
+        self._pool.close()
+        if self._host is not None:
+            self._host.close()
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -6,31 +6,87 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "int8": 1}
+QUANTIZED = ("fp8_e4m3", "int8")  # of these, each head of a token has a scale
+SCALE_BYTES = 4  # fp32
+
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """KV of one token: [num_layers, 2, num_kv_heads, head_size] of dtype."""
+    """KV of one token: [num_layers, 2, num_kv_heads, head_size] of dtype, and its scales."""
 
     num_layers: int
     num_kv_heads: int
     head_size: int
-    dtype: str  # "float32" | "bfloat16"
+    dtype: str  # one of DTYPE_BYTES
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.dtype in QUANTIZED
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """A C-order array [num_blocks, num_layers, 2, block_size, num_kv_heads, head_size]."""
+    """A C-order array [num_blocks, num_layers, 2, block_size, num_kv_heads, head_size].
+
+    A plane is what a block has of one layer's keys, or values: [block_size, num_kv_heads,
+    head_size] elements. In quantized KV their scales, [block_size, num_kv_heads] in fp32,
+    are behind them.
+    """
 
     shape: KvShape
     block_size: int
     num_blocks: int
+
+    @property
+    def plane_elements_bytes(self) -> int:
+        """Of a plane without scales."""
+        heads = self.block_size * self.shape.num_kv_heads
+        return heads * self.shape.head_size * DTYPE_BYTES[self.shape.dtype]
+
+    @property
+    def plane_bytes(self) -> int:
+        scales = self.block_size * self.shape.num_kv_heads if self.shape.is_quantized else 0
+        return self.plane_elements_bytes + scales * SCALE_BYTES
+
+    @property
+    def block_bytes(self) -> int:
+        return 2 * self.shape.num_layers * self.plane_bytes
+
+    @property
+    def pool_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PosixMemory:
+    """A POSIX shared memory object, by its name without the leading slash."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CudaIpcMemory:
+    """An allocation on a CUDA device, by its handle of legacy CUDA IPC, 64 bytes.
+
+    It lasts as long as the process that made it, which its PID namespace knows as
+    `exporter_pid`. Namespaces are told apart by their inode numbers.
+    """
+
+    handle: bytes
+    device_uuid: bytes
+    exporter_pid: int
+    exporter_pid_namespace: int
+
+
+SharedMemory = PosixMemory | CudaIpcMemory
 
 
 @dataclass(frozen=True, slots=True)
 class PoolHandle:
     """Where a pool is. `generation` is random and never shared by two pools."""
 
-    name: str
+    memory: SharedMemory
     offset_bytes: int
     size_bytes: int
     layout: PoolLayout

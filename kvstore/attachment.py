@@ -13,18 +13,32 @@ from kvstore.eviction import DEFAULT_POLICY
 from kvstore.frame_records import FrameRecords, size_bytes
 from kvstore.journal import Journal
 from kvstore.kill_points import Reached
-from kvstore.ports import PoolMemory, PoolStorage
+from kvstore.ports import Exported, PoolMemory, PoolStorage
 from kvstore.recovery import Recovered
 from kvstore.state import PoolState
 from kvstore.swap_costs import SwapCosts
-from kvstore.types import DTYPE_BYTES, KvShape, PoolHandle, PoolLayout, PoolOptions, TenantLimits
+from kvstore.types import (
+    DTYPE_BYTES,
+    QUANTIZED,
+    KvShape,
+    PoolHandle,
+    PoolLayout,
+    PoolOptions,
+    TenantLimits,
+)
+
+# A block has 8 tokens at least, so that its elements then end at a multiple of 64 bytes,
+# where their scales begin.
+_QUANTIZED_HEAD_MULTIPLE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerOptions:
     """`kv_memory_bytes` is the size of the pool that the first attachment creates.
 
-    Pins may take these shares of its blocks, in all and of one tenant.
+    With a `kv_memory_share`, above 0 and up to 1, the size is that share of what is free
+    then, and the bytes do not count. Pins may take these shares of its blocks, in all and
+    of one tenant.
     """
 
     kv_memory_bytes: int
@@ -34,6 +48,7 @@ class ManagerOptions:
     pin_share: float = 0.5
     tenant_pin_share: float = 0.5
     eviction: str = DEFAULT_POLICY
+    kv_memory_share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -50,15 +65,18 @@ class Attached:
 def create(
     options: ManagerOptions, storage: PoolStorage, shape: KvShape, reached: Reached
 ) -> Attached:
-    """A new pool, all of it free. Raises NoRoomForPool, InvalidRequest."""
+    """A new pool, all of it free. Raises NoRoomForPool, CudaUnavailable, InvalidRequest."""
     block_bytes = PoolLayout(shape, options.block_size, 1).block_bytes
-    num_blocks = options.kv_memory_bytes // block_bytes
+    memory_bytes = options.kv_memory_bytes
+    if options.kv_memory_share:
+        memory_bytes = int(options.kv_memory_share * storage.free_bytes())
+    num_blocks = memory_bytes // block_bytes
     if num_blocks < 1:
         raise NoRoomForPool(
-            f"--kv-memory is {options.kv_memory_bytes} bytes and one block of "
+            f"--kv-memory is {memory_bytes} bytes and one block of "
             f"{options.block_size} tokens needs {block_bytes}",
             needed_bytes=block_bytes,
-            available_bytes=options.kv_memory_bytes,
+            available_bytes=memory_bytes,
         )
     layout = PoolLayout(shape, options.block_size, num_blocks)
     num_host_blocks = options.host_memory_bytes // block_bytes
@@ -157,13 +175,17 @@ def _attach(
 def _handles(
     memory: PoolMemory, layout: PoolLayout, found: Recovered
 ) -> tuple[PoolHandle, PoolHandle | None]:
-    handle = PoolHandle(
-        memory.name, memory.offset_bytes, layout.pool_bytes, layout, found.generation
-    )
-    if memory.host_name is None:
+    handle = _handle(memory.export(), layout, found.generation)
+    exported = memory.export_host()
+    if exported is None:
         return handle, None
     host = PoolLayout(layout.shape, layout.block_size, found.num_host_blocks)
-    return handle, PoolHandle(memory.host_name, 0, host.pool_bytes, host, found.generation)
+    return handle, _handle(exported, host, found.generation)
+
+
+def _handle(exported: Exported, layout: PoolLayout, generation: int) -> PoolHandle:
+    memory, offset_bytes = exported
+    return PoolHandle(memory, offset_bytes, layout.pool_bytes, layout, generation)
 
 
 def _check_fits(options: ManagerOptions, found: Recovered) -> None:
@@ -182,7 +204,8 @@ def _check_fits(options: ManagerOptions, found: Recovered) -> None:
 
 
 def check_shape(shape: KvShape) -> None:
-    """Raises InvalidRequest for a dimension below 1 or an unknown dtype."""
+    """Raises InvalidRequest for a dimension below 1, an unknown dtype, or scales that would
+    not be aligned."""
     for name, value in (
         ("layer_count", shape.num_layers),
         ("kv_head_count", shape.num_kv_heads),
@@ -192,3 +215,8 @@ def check_shape(shape: KvShape) -> None:
             raise InvalidRequest(f"shape.{name}", "must be at least 1")
     if shape.dtype not in DTYPE_BYTES:
         raise InvalidRequest("shape.dtype", f"{shape.dtype!r} is not one of {list(DTYPE_BYTES)}")
+    if shape.dtype in QUANTIZED and shape.head_size % _QUANTIZED_HEAD_MULTIPLE:
+        raise InvalidRequest(
+            "shape.head_size",
+            f"must be a multiple of {_QUANTIZED_HEAD_MULTIPLE} for KV in {shape.dtype}",
+        )

@@ -18,6 +18,7 @@ KvStoreError
 ├── LayoutMismatch
 ├── PoolNotAttached
 ├── NoRoomForPool
+├── CudaUnavailable     no CuPy, no such device, or one that fails
 ├── EventsTooOld        take a snapshot instead
 └── TooManyWatchers
 """
@@ -167,6 +168,10 @@ class PoolNotAttached(KvStoreError):
 
 class NoRoomForPool(KvStoreError):
     reason = "NO_ROOM_FOR_POOL"
+
+
+class CudaUnavailable(KvStoreError):
+    reason = "CUDA_UNAVAILABLE"
 
 
 class EventsTooOld(KvStoreError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstore.types import PoolLayout
+from kvstore.ports import Exported
+from kvstore.types import PoolLayout, PosixMemory
 
 
 class FakeJournalFile:
@@ -28,14 +29,18 @@ class FakeJournalFile:
 class FakeMemory:
     """A pool in name only, in the middle of something else. Knows how often it was released."""
 
-    name, offset_bytes = "quire-none", 4096
-
     def __init__(self, layout: PoolLayout, num_host_blocks: int, records_bytes: int) -> None:
         self.layout = layout
-        self.host_name = "quire-none.host" if num_host_blocks else None
+        self.num_host_blocks = num_host_blocks
         self.frame_records = memoryview(bytearray(records_bytes))
         self.journal = FakeJournalFile()
         self.num_closes = 0
+
+    def export(self) -> Exported:
+        return Exported(PosixMemory("quire-none"), 4096)
+
+    def export_host(self) -> Exported | None:
+        return Exported(PosixMemory("quire-none.host")) if self.num_host_blocks else None
 
     def touch(self) -> None:
         """Nobody would know."""
@@ -50,8 +55,12 @@ class FakeMemory:
 class FakeStorage:
     """Gives the next manager what the last one left, unless that one has closed it."""
 
-    def __init__(self) -> None:
+    def __init__(self, free_bytes: int = 0) -> None:
         self.made: list[FakeMemory] = []
+        self._free_bytes = free_bytes
+
+    def free_bytes(self) -> int:
+        return self._free_bytes
 
     def create(self, layout: PoolLayout, num_host_blocks: int, records_bytes: int) -> FakeMemory:
         self.made.append(FakeMemory(layout, num_host_blocks, records_bytes))

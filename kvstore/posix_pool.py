@@ -25,8 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvstore.errors import NoRoomForPool
+from kvstore.ports import Exported
 from kvstore.posix_journal import PosixJournal
-from kvstore.types import PoolLayout
+from kvstore.types import PoolLayout, PosixMemory
 
 SHM_DIRECTORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory is, on Linux
 NAME_PREFIX = "quire-"
@@ -41,8 +42,6 @@ class PosixPool:
     and what is not mapped does not count in the owner's resident memory.
     """
 
-    offset_bytes = 0
-
     def __init__(self, path: Path, descriptor: int) -> None:
         """Use PosixStorage. Takes over `descriptor`, which holds the lock on `path`."""
         self.name = path.name
@@ -50,10 +49,12 @@ class PosixPool:
         self._descriptor: int | None = descriptor
         self._records: mmap.mmap | None = None
 
-    @property
-    def host_name(self) -> str | None:
+    def export(self) -> Exported:
+        return Exported(PosixMemory(self.name))
+
+    def export_host(self) -> Exported | None:
         host = _part(self._path, "host")
-        return host.name if host.exists() else None
+        return Exported(PosixMemory(host.name)) if host.exists() else None
 
     @property
     def frame_records(self) -> memoryview:
@@ -120,9 +121,15 @@ class PosixStorage:
         Raises:
             NoRoomForPool: the memory does not hold it. Nothing is left behind.
         """
-        sizes = {"": layout.pool_bytes, "frames": records_bytes, "journal": 0}
-        if num_host_blocks:
-            sizes["host"] = num_host_blocks * layout.block_bytes
+        return self.create_parts(
+            layout.pool_bytes, num_host_blocks * layout.block_bytes, records_bytes
+        )
+
+    def create_parts(self, pages_bytes: int, host_bytes: int, records_bytes: int) -> PosixPool:
+        """As `create`; without pages if they are elsewhere."""
+        sizes = {"": pages_bytes, "frames": records_bytes, "journal": 0}
+        if host_bytes:
+            sizes["host"] = host_bytes
         sweep(self._directory)
         check_room(sum(sizes.values()), self._directory)
         pool = PosixPool(*_create_locked(self._directory, self._prefix))
@@ -133,6 +140,9 @@ class PosixStorage:
             pool.close()
             raise
         return pool
+
+    def free_bytes(self) -> int:
+        return _available_bytes(self._directory)
 
     def recover(self) -> PosixPool | None:
         """The pool that the last owner of this instance left, if there is one."""

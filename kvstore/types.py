@@ -10,7 +10,9 @@ from typing import NamedTuple
 BlockId = int
 
 BLOCK_SIZES = (8, 16, 32)
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "int8": 1}
+QUANTIZED = ("fp8_e4m3", "int8")  # of these, each head of a token has a scale
+SCALE_BYTES = 4  # fp32
 
 
 class Namespace(NamedTuple):
@@ -24,7 +26,7 @@ class Namespace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """KV of one token: [num_layers, 2, num_kv_heads, head_size] of dtype."""
+    """KV of one token: [num_layers, 2, num_kv_heads, head_size] of dtype, and its scales."""
 
     num_layers: int
     num_kv_heads: int
@@ -33,13 +35,19 @@ class KvShape:
 
     @property
     def token_bytes(self) -> int:
-        values = self.num_layers * 2 * self.num_kv_heads * self.head_size
-        return values * DTYPE_BYTES[self.dtype]
+        head_bytes = self.head_size * DTYPE_BYTES[self.dtype]
+        if self.dtype in QUANTIZED:
+            head_bytes += SCALE_BYTES
+        return self.num_layers * 2 * self.num_kv_heads * head_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """A C-order array [num_blocks, num_layers, 2, block_size, num_kv_heads, head_size]."""
+    """A C-order array [num_blocks, num_layers, 2, block_size, num_kv_heads, head_size].
+
+    In quantized KV, [block_size, num_kv_heads] scales in fp32 are behind each
+    [block_size, num_kv_heads, head_size] elements.
+    """
 
     shape: KvShape
     block_size: int
@@ -55,10 +63,34 @@ class PoolLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class PosixMemory:
+    """A POSIX shared memory object, by its name without the leading slash."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CudaIpcMemory:
+    """An allocation on a CUDA device, by its handle of legacy CUDA IPC, 64 bytes.
+
+    It lasts as long as the process that made it, which its PID namespace knows as
+    `exporter_pid`. Namespaces are told apart by their inode numbers.
+    """
+
+    handle: bytes
+    device_uuid: bytes
+    exporter_pid: int
+    exporter_pid_namespace: int
+
+
+SharedMemory = PosixMemory | CudaIpcMemory
+
+
+@dataclass(frozen=True, slots=True)
 class PoolHandle:
     """Where a pool is. `generation` is random and never shared by two pools."""
 
-    name: str
+    memory: SharedMemory
     offset_bytes: int
     size_bytes: int
     layout: PoolLayout

@@ -40,8 +40,10 @@ class LocalPoolProvider:
 
 def _handle(handle: kv.PoolHandle, shape: ct.KvShape) -> ct.PoolHandle:
     layout = handle.layout
+    if not isinstance(handle.memory, kv.PosixMemory):  # CUDA IPC does not map one's own memory
+        raise PoolUnavailable("in one process the pool is in shared memory: --device cpu")
     return ct.PoolHandle(
-        name=handle.name,
+        memory=ct.PosixMemory(handle.memory.name),
         offset_bytes=handle.offset_bytes,
         size_bytes=handle.size_bytes,
         layout=ct.PoolLayout(shape, layout.block_size, layout.num_blocks),

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
-import psutil
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from services.common.option_values import (
+    BlockSize,
+    Device,
+    HostMemorySize,
+    HostPort,
+    ListenAddress,
+    MemorySize,
+    Tenants,
+)
 from services.common.startup import StartupError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -28,90 +35,6 @@ _CONFIG_FILE = "QUIRE_CONFIG"
 
 class ConfigError(StartupError):
     """An option, a variable or the configuration file is wrong."""
-
-
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-
-
-def memory_bytes(text: str) -> int:
-    """Bytes of a size such as 1073741824, 1GiB, 500MB, or of a share such as 25%.
-
-    A share is of the machine's physical memory, which does not change while others
-    come and go; free memory would.
-    """
-    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z%]*)\s*", text)
-    if match is None or match[2].lower() not in {*_UNITS, "%"}:
-        raise ValueError(f"{text!r} is not a size such as 1GiB, 500MB or 25%")
-    number, unit = float(match[1]), match[2].lower()
-    if unit == "%":
-        if number > 100:
-            raise ValueError(f"{text!r} is more than all of the memory")
-        return int(psutil.virtual_memory().total * number / 100)
-    return int(number * _UNITS[unit])
-
-
-def _check_size(text: str) -> str:
-    if memory_bytes(text) <= 0:
-        raise ValueError("must be above zero")
-    return text
-
-
-def _check_size_or_none(text: str) -> str:
-    memory_bytes(text)
-    return text
-
-
-def tenant_limits(text: str) -> dict[str, tuple[int, int | None]]:
-    """Floor and quota of each tenant in NAME=FLOOR:QUOTA,…; either number may be left out."""
-    limits = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.fullmatch(r"(?P<name>[^=,]+)=(?P<floor>[0-9]*)(?::(?P<quota>[0-9]*))?", part)
-        if match is None:
-            raise ValueError(f"{part!r} is not NAME=FLOOR:QUOTA")
-        floor, quota = int(match["floor"] or 0), match["quota"]
-        most = int(quota) if quota else None
-        if match["name"] in limits:
-            raise ValueError(f"{match['name']!r} is listed twice")
-        if most is not None and most < max(1, floor):
-            raise ValueError(f"{part!r}: the quota is below the floor, or 0")
-        limits[match["name"]] = (floor, most)
-    return limits
-
-
-def _check_tenants(text: str) -> str:
-    tenant_limits(text)
-    return text
-
-
-def _size_text(value: object) -> object:
-    # A TOML file may have a number of bytes as a number.
-    return str(value) if type(value) is int else value
-
-
-def _check_host_port(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is not HOST:PORT")
-    return text
-
-
-def _check_listen(text: str) -> str:
-    return text if text.startswith("unix:") and len(text) > 5 else _check_host_port(text)
-
-
-def _check_block_size(value: int) -> int:
-    if value not in (8, 16, 32):
-        raise ValueError("must be 8, 16 or 32")
-    return value
-
-
-BlockSize = Annotated[int, AfterValidator(_check_block_size)]
-HostMemorySize = Annotated[str, BeforeValidator(_size_text), AfterValidator(_check_size_or_none)]
-Tenants = Annotated[str, AfterValidator(_check_tenants)]
-MemorySize = Annotated[str, BeforeValidator(_size_text), AfterValidator(_check_size)]
-HostPort = Annotated[str, AfterValidator(_check_host_port)]
-ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 
 
 def _default_cache_dir() -> Path:
@@ -191,9 +114,17 @@ class ModelSettings(_Settings):
     cache_dir: Path = Field(_default_cache_dir(), description="where models and kernels are kept")
 
 
-class PoolSettings(_Settings):
+class DeviceSettings(_Settings):
+    device: Device = Field(
+        "cpu", description="where the pool is and what computes on it: cpu, cuda or cuda:N"
+    )
+
+
+class PoolSettings(DeviceSettings):
     kv_memory: MemorySize = Field(
-        "1GiB", description="size of the page pool: bytes, 1GiB, 500MB, or 25% of memory"
+        "1GiB",
+        description="size of the page pool: bytes, 1GiB, 500MB, or 25% of memory; on a CUDA "
+        "device, of what is free there when the pool is made",
     )
     block_size: BlockSize = Field(16, description="tokens per block: 8, 16 or 32")
     host_memory: HostMemorySize = Field(
@@ -214,9 +145,12 @@ class PoolSettings(_Settings):
     )
 
 
-class MathSettings(_Settings):
-    dtype: Literal["float32", "bfloat16"] = Field(
+class MathSettings(DeviceSettings):
+    dtype: Literal["float32", "float16", "bfloat16"] = Field(
         "float32", description="type of weights, activations and KV"
+    )
+    kv_dtype: Literal["auto", "float16", "bfloat16", "fp8_e4m3", "int8"] = Field(
+        "auto", description="type of KV; auto: as --dtype"
     )
     quantization: Literal["none", "int8"] = Field(
         "none", description="int8: keep the weights of products in 8 bits, with a scale per output"

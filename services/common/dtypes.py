@@ -7,6 +7,9 @@ from quire.common.v1 import common_pb2
 _NAMES = {
     common_pb2.DTYPE_FLOAT32: "float32",
     common_pb2.DTYPE_BFLOAT16: "bfloat16",
+    common_pb2.DTYPE_FLOAT16: "float16",
+    common_pb2.DTYPE_FP8_E4M3: "fp8_e4m3",
+    common_pb2.DTYPE_INT8: "int8",
 }
 _NUMBERS = {name: number for number, name in _NAMES.items()}
 

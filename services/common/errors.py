@@ -79,6 +79,7 @@ TABLE: dict[str, tuple[grpc.StatusCode, int, str]] = {
     "LEASE_LAPSED": _STALE,
     "LAYOUT_MISMATCH": _STALE,
     "POOL_NOT_ATTACHED": _STALE,
+    "CUDA_UNAVAILABLE": _DOWN,
     # compute
     "INVALID_STEP": _INVALID,
     "GRAMMAR_FAILED": _INVALID,

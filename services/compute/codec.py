@@ -11,7 +11,7 @@ from quire.compute.v1 import compute_pb2 as pb
 from quire.kvstore.v1 import kvstore_pb2
 
 from compute import types
-from compute.errors import ComputeError
+from compute.errors import ComputeError, PoolUnavailable
 from services.common.dtypes import dtype_name, dtype_number
 
 # --- the pool ---------------------------------------------------------------
@@ -40,9 +40,10 @@ def attached(message: kvstore_pb2.AttachPoolResponse) -> types.PoolHandle:
 
 
 def pool_handle(message: kvstore_pb2.PoolHandle) -> types.PoolHandle:
+    """Raises PoolUnavailable if the pool is in memory of a kind that we do not know."""
     shape = message.layout.shape
     return types.PoolHandle(
-        name=message.name,
+        memory=_memory(message),
         offset_bytes=message.offset_bytes,
         size_bytes=message.size_bytes,
         layout=types.PoolLayout(
@@ -56,6 +57,22 @@ def pool_handle(message: kvstore_pb2.PoolHandle) -> types.PoolHandle:
             num_blocks=message.layout.block_count,
         ),
         generation=message.generation,
+    )
+
+
+def _memory(message: kvstore_pb2.PoolHandle) -> types.SharedMemory:
+    kind = message.WhichOneof("memory")
+    if kind == "cuda_ipc":
+        cuda = message.cuda_ipc
+        return types.CudaIpcMemory(
+            cuda.handle, cuda.device_uuid, cuda.exporter_pid, cuda.exporter_pid_namespace
+        )
+    if kind == "posix":
+        return types.PosixMemory(message.posix.name)
+    if message.name:  # from a kvstore that knows no other memory
+        return types.PosixMemory(message.name)
+    raise PoolUnavailable(
+        "the kvstore's pool is in memory of a kind that this worker does not know: update compute"
     )
 
 

@@ -1,10 +1,11 @@
-"""A step runner on this machine's CPU, from settings."""
+"""A step runner from settings."""
 
 from __future__ import annotations
 
 import os
 
-from compute import threads
+from compute import cupy_runtime, threads
+from compute.dtypes import check_cpu
 from compute.kernels.cpu import CpuKernels
 from compute.layer import Parts
 from compute.linear import Int8Linear, Linear
@@ -15,13 +16,33 @@ from compute.sampling import GrammarCompiler
 from services.common import model_files
 from services.common.config import WorkerSettings
 from services.common.model_files import ModelFiles, Progress
+from services.common.option_values import device_number
+from services.common.startup import StartupError
 
 
 def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -> StepRunner:
     """Load the model, and its draft if there is one, compile the kernels, attach the pool.
 
-    Blocks for seconds. Raises StartupError and what load_model and StepRunner raise.
+    Blocks for seconds. Raises StartupError, DtypeUnsupported, CudaUnavailable, and what
+    load_model and StepRunner raise.
     """
+    if device_number(settings.device) is None:
+        return _load_on_cpu(settings, provider, progress)
+    return _load_on_cuda(settings)
+
+
+def _load_on_cuda(settings: WorkerSettings) -> StepRunner:
+    cupy_runtime.connect()
+    raise StartupError(
+        f"--device {settings.device}: computing on a GPU is not built yet; choose --device cpu"
+    )
+
+
+def _load_on_cpu(
+    settings: WorkerSettings, provider: PoolProvider, progress: Progress
+) -> StepRunner:
+    kv_dtype = settings.dtype if settings.kv_dtype == "auto" else settings.kv_dtype
+    check_cpu(settings.dtype, kv_dtype)
     threads.configure(settings.threads or len(os.sched_getaffinity(0)))
     kernels = CpuKernels()
     found = model_files.find(settings.model, settings.cache_dir, progress)
@@ -41,6 +62,7 @@ def load(settings: WorkerSettings, provider: PoolProvider, progress: Progress) -
         fingerprint=loaded.fingerprint_with(draft),
         draft=draft.decoder if draft is not None else None,
         grammars=grammars,
+        kv_dtype=kv_dtype,
     )
 
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 
 import structlog
 from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
+from kvstore import cupy_runtime
 from kvstore.attachment import ManagerOptions
 from kvstore.errors import InvalidRequest
 from kvstore.manager import PageManager
-from kvstore.posix_pool import PosixStorage, check_room, sweep
+from kvstore.ports import CudaRuntime
 from kvstore.types import TenantLimits
 from services.common import binary, config
+from services.common.option_values import (
+    device_number,
+    memory_bytes,
+    memory_share,
+    tenant_limits,
+)
 from services.common.server import GrpcServer, stop_signal
 from services.common.startup import StartupError, StartupReport
+from services.kvstore import pool_storage
 from services.kvstore.killer import KILL_POINT, killer
 from services.kvstore.servicer import KvCacheServicer
 from services.kvstore.upkeep import Upkeep
@@ -25,10 +34,15 @@ _log = structlog.get_logger()
 _SERVICE = kvstore_pb2.DESCRIPTOR.services_by_name["KvCacheService"].full_name
 
 
-async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None:
+async def serve(
+    settings: config.KvStoreSettings,
+    report: StartupReport,
+    connect: Callable[[], CudaRuntime] = cupy_runtime.connect,
+) -> None:
+    """Listen until a signal says otherwise. `connect` gives CUDA, if it is asked for."""
     stopped = stop_signal()
     options = manager_options(settings)
-    storage = PosixStorage(settings.listen if settings.recover else "")
+    storage = pool_storage.find(settings, connect)
     try:
         manager = PageManager(options, storage, reached=killer(os.environ.get(KILL_POINT)))
     except InvalidRequest as error:
@@ -36,9 +50,7 @@ async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None
     if manager.recovered:
         _log.info("recovery", outcome=manager.recovered)
     if not manager.is_attached:
-        # The pool comes with the first attachment, long after whoever starts us could be told.
-        sweep()
-        check_room(options.kv_memory_bytes + options.host_memory_bytes)
+        pool_storage.check(storage, options)
     servicer = KvCacheServicer(manager)
     server = GrpcServer(
         settings.listen,
@@ -63,11 +75,14 @@ async def serve(settings: config.KvStoreSettings, report: StartupReport) -> None
 
 
 def manager_options(settings: config.PoolSettings) -> ManagerOptions:
-    limits = config.tenant_limits(settings.tenants)
+    limits = tenant_limits(settings.tenants)
+    is_on_host = device_number(settings.device) is None
+    share = 0.0 if is_on_host else memory_share(settings.kv_memory)
     return ManagerOptions(
-        kv_memory_bytes=config.memory_bytes(settings.kv_memory),
+        kv_memory_bytes=0 if share else memory_bytes(settings.kv_memory),
+        kv_memory_share=share,
         block_size=settings.block_size,
-        host_memory_bytes=config.memory_bytes(settings.host_memory),
+        host_memory_bytes=memory_bytes(settings.host_memory),
         tenants={name: TenantLimits(*pair) for name, pair in limits.items()},
         eviction=settings.eviction,
         pin_share=settings.pin_share,

@@ -64,8 +64,7 @@ def commit_plan(message: pb.CommitPlan) -> types.CommitPlan:
 
 def pool_handle(handle: types.PoolHandle) -> pb.PoolHandle:
     shape = handle.layout.shape
-    return pb.PoolHandle(
-        name=handle.name,
+    message = pb.PoolHandle(
         offset_bytes=handle.offset_bytes,
         size_bytes=handle.size_bytes,
         layout=common_pb2.PoolLayout(
@@ -80,6 +79,16 @@ def pool_handle(handle: types.PoolHandle) -> pb.PoolHandle:
         ),
         generation=handle.generation,
     )
+    memory = handle.memory
+    if isinstance(memory, types.PosixMemory):
+        message.name = memory.name
+        message.posix.name = memory.name
+    else:
+        message.cuda_ipc.handle = memory.handle
+        message.cuda_ipc.device_uuid = memory.device_uuid
+        message.cuda_ipc.exporter_pid = memory.exporter_pid
+        message.cuda_ipc.exporter_pid_namespace = memory.exporter_pid_namespace
+    return message
 
 
 def optional_pool_handle(handle: types.PoolHandle | None) -> pb.PoolHandle | None:

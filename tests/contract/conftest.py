@@ -100,7 +100,7 @@ class FakeRunner:
 
     def handle(self) -> ct.PoolHandle:
         layout = ct.PoolLayout(ct.KvShape(1, 1, 8, "float32"), BLOCK_SIZE, NUM_BLOCKS)
-        return ct.PoolHandle("quire-none", 0, 4096, layout, self.generation)
+        return ct.PoolHandle(ct.PosixMemory("quire-none"), 0, 4096, layout, self.generation)
 
     def refresh_pool(self) -> None:
         self.gate.wait(30)

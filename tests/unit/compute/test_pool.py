@@ -10,7 +10,7 @@ import torch
 
 from compute.errors import LayoutMismatch, PoolUnavailable
 from compute.pool import AttachedPool
-from compute.types import KvShape
+from compute.types import KvShape, PosixMemory
 
 SHAPE = KvShape(num_layers=3, num_kv_heads=2, head_size=4, dtype="float32")
 
@@ -21,11 +21,11 @@ def handle(make_pool):
 
 
 def _file(handle) -> Path:
-    return Path("/dev/shm") / handle.name
+    return Path("/dev/shm") / handle.memory.name
 
 
 def _is_mapped(handle) -> bool:
-    return handle.name in Path("/proc/self/maps").read_text()
+    return handle.memory.name in Path("/proc/self/maps").read_text()
 
 
 def test_two_attachments_see_the_same_memory(handle):
@@ -99,7 +99,7 @@ def test_a_pool_whose_owner_unlinked_it_is_unavailable_and_an_attached_one_lives
 @pytest.mark.parametrize("name", ["", "/", "..", "a/b", "../etc/passwd", "a\0b"])
 def test_names_that_lead_elsewhere_are_refused(handle, name):
     with pytest.raises(PoolUnavailable, match="no name of shared memory"):
-        AttachedPool(dataclasses.replace(handle, name=name), SHAPE)
+        AttachedPool(dataclasses.replace(handle, memory=PosixMemory(name)), SHAPE)
 
 
 def test_a_pool_smaller_than_its_handle_says_is_refused(handle):
@@ -135,3 +135,74 @@ def test_a_type_we_do_not_compute_with_is_a_mismatch(handle):
     layout = dataclasses.replace(handle.layout, shape=shape)
     with pytest.raises(LayoutMismatch, match="float64"):
         AttachedPool(dataclasses.replace(handle, layout=layout), shape)
+
+
+# --- quantized KV -----------------------------------------------------------
+
+
+@pytest.fixture(params=["int8", "fp8_e4m3"])
+def quantized(request, make_pool):
+    shape = KvShape(num_layers=3, num_kv_heads=2, head_size=16, dtype=request.param)
+    attached = AttachedPool(make_pool(num_blocks=5, block_size=8).attach_pool(shape), shape)
+    yield attached
+    attached.close()
+
+
+def test_scales_are_behind_the_elements_that_they_are_for(quantized):
+    elements, scales = 8 * 2 * 16, 8 * 2 * 4  # bytes of a plane
+    block_bytes = 3 * 2 * (elements + scales)
+    assert quantized.blocks.shape == (5, block_bytes)
+    assert quantized.handle.size_bytes == 5 * block_bytes
+    for block, layer, kind, token, head in [(0, 0, 0, 0, 0), (3, 2, 1, 7, 1), (4, 1, 0, 5, 0)]:
+        plane = (layer * 2 + kind) * (elements + scales)
+        element = plane + (token * 2 + head) * 16 + 9
+        quantized.blocks[block, element] = 0x38  # 1 in fp8, 56 in int8
+        value = 1.0 if quantized.tensor.dtype == torch.float8_e4m3fn else 56.0
+        assert quantized.tensor[block, layer, kind, token, head, 9].float() == value
+        scale = plane + elements + (token * 2 + head) * 4
+        quantized.scales[block, layer, kind, token, head] = 0.5
+        stored = quantized.blocks[block, scale : scale + 4].clone().view(torch.float32)
+        assert stored == 0.5
+    assert torch.count_nonzero(quantized.blocks) == 3 * 2  # 0.5 has one byte that is not 0
+
+
+def test_views_of_quantized_kv_are_strided_and_cover_every_byte_once(quantized):
+    assert quantized.tensor.shape == (5, 3, 2, 8, 2, 16)
+    assert quantized.scales.shape == (5, 3, 2, 8, 2)
+    assert quantized.tensor.stride() == (1920, 640, 320, 32, 16, 1)
+    assert quantized.scales.stride() == (480, 160, 80, 2, 1)
+    quantized.tensor.view(torch.uint8).fill_(1)
+    quantized.scales.copy_(torch.tensor([1, 1, 1, 1], dtype=torch.uint8).view(torch.float32))
+    assert (quantized.blocks == 1).all()
+
+
+def test_scales_and_elements_are_aligned_for_vectors_of_16_bytes(quantized):
+    for view in (quantized.tensor, quantized.scales):
+        size = view.element_size()
+        assert view.data_ptr() % 16 == 0
+        assert all(stride * size % 16 == 0 for stride in view.stride()[:3])
+
+
+def test_other_kv_has_no_scales_and_is_dense(make_pool):
+    for dtype in ("float32", "float16", "bfloat16"):
+        shape = dataclasses.replace(SHAPE, dtype=dtype)
+        attached = AttachedPool(make_pool().attach_pool(shape), shape)
+        assert attached.scales is None
+        assert attached.tensor.is_contiguous()
+        assert attached.tensor.dtype == getattr(torch, dtype)
+        assert attached.blocks.numel() == attached.tensor.numel() * attached.tensor.element_size()
+        attached.close()
+
+
+def test_scales_that_would_not_be_aligned_are_a_mismatch(make_pool):
+    shape = KvShape(num_layers=1, num_kv_heads=1, head_size=4, dtype="int8")
+    with pytest.raises(LayoutMismatch, match="scales are behind 32 bytes"):
+        AttachedPool(make_pool(block_size=8).attach_pool(shape), shape)
+
+
+def test_after_closing_there_are_no_views(quantized):
+    quantized.close()
+    assert quantized.is_closed
+    for name in ("tensor", "scales", "blocks"):
+        with pytest.raises(PoolUnavailable, match="closed"):
+            getattr(quantized, name)

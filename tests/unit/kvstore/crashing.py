@@ -34,7 +34,7 @@ def copy_of(storage: FakeStorage) -> FakeStorage:
     copy = FakeStorage()
     if storage.made:
         made = storage.made[-1]
-        num_host_blocks = 1 if made.host_name else 0
+        num_host_blocks = made.num_host_blocks
         memory = copy.create(made.layout, num_host_blocks, len(made.frame_records))
         memory.frame_records[:] = made.frame_records
         memory.journal.kept = list(made.journal.kept)

@@ -46,7 +46,8 @@ def test_attaching_another_shape_leaves_the_pool_alone(managers, plan, shape):
         ({"num_layers": 0}, "shape.layer_count"),
         ({"num_kv_heads": -1}, "shape.kv_head_count"),
         ({"head_size": 0}, "shape.head_size"),
-        ({"dtype": "float16"}, "shape.dtype"),
+        ({"dtype": "float64"}, "shape.dtype"),
+        ({"dtype": "int8", "head_size": 12}, "shape.head_size"),
     ],
 )
 def test_an_impossible_shape_is_refused_by_field(shape, storage, change, field):

@@ -200,7 +200,7 @@ def test_an_object_swept_before_its_lock_is_replaced(shm, monkeypatch):
 def test_a_manager_keeps_its_pool_in_shared_memory_until_it_closes():
     manager = PageManager(ManagerOptions(SIZE, 16))
     handle = manager.attach_pool(KvShape(2, 1, 8, "float32"))
-    path = SHM_DIRECTORY / handle.name
+    path = SHM_DIRECTORY / handle.memory.name
     assert path.stat().st_size == handle.size_bytes
     manager.close()
     assert not path.exists()
@@ -244,7 +244,8 @@ def test_a_pool_that_was_never_finished_is_not_taken_over(shm):
 
 def test_a_host_pool_is_an_object_of_its_own(shm):
     pool = create(shm, num_host_blocks=4)
-    assert names(shm) == objects(pool) | {pool.host_name}
-    assert (shm / pool.host_name).stat().st_size == 4 * LAYOUT.block_bytes
+    host_name = pool.export_host().memory.name
+    assert names(shm) == objects(pool) | {host_name}
+    assert (shm / host_name).stat().st_size == 4 * LAYOUT.block_bytes
     pool.close()
     assert names(shm) == set()

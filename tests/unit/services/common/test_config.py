@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from kvstore.eviction import DEFAULT_POLICY, POLICIES
-from services.common import config
+from services.common import config, option_values
 from services.common.config import ConfigError
 
 
@@ -56,9 +56,9 @@ def test_every_eviction_policy_can_be_chosen():
 
 
 def test_limits_of_tenants():
-    assert config.tenant_limits("") == {}
+    assert option_values.tenant_limits("") == {}
     text = "acme=100:400, beta=5,free=:50,none=:"
-    assert config.tenant_limits(text) == {
+    assert option_values.tenant_limits(text) == {
         "acme": (100, 400),
         "beta": (5, None),
         "free": (0, 50),
@@ -87,11 +87,11 @@ def test_limits_that_make_no_sense_are_refused(text, words):
     [("1048576", 2**20), ("1MiB", 2**20), ("2 MB", 2 * 10**6), ("0.5gib", 2**29)],
 )
 def test_sizes(text, size):
-    assert config.memory_bytes(text) == size
+    assert option_values.memory_bytes(text) == size
 
 
 def test_a_share_is_of_all_the_memory():
-    assert config.memory_bytes("25%") == psutil.virtual_memory().total // 4
+    assert option_values.memory_bytes("25%") == psutil.virtual_memory().total // 4
 
 
 def test_a_size_in_a_file_may_be_a_number(tmp_path):
@@ -175,3 +175,29 @@ def test_addresses_of_both_kinds_are_taken(address):
 def test_guesses_of_a_draft_model_need_one():
     assert "needs a --draft-model" in refusal("--speculation", "draft")
     assert load("--speculation", "draft", "--draft-model", "m").draft_model == "m"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("cpu", None), ("cuda", 0), ("cuda:0", 0), ("cuda:12", 12)]
+)
+def test_devices(text, number):
+    assert option_values.device_number(text) == number
+    assert load("--device", text).device == text
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:x", "cuda:-1", "CUDA", "cuda:99999", ""])
+def test_a_device_that_is_none_is_refused(text):
+    assert "is not cpu, cuda or cuda:N" in refusal(f"--device={text}")
+
+
+def test_a_device_and_the_type_of_kv_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("QUIRE_DEVICE", "cuda:1")
+    monkeypatch.setenv("QUIRE_KV_DTYPE", "int8")
+    assert (load().device, load().kv_dtype) == ("cuda:1", "int8")
+    monkeypatch.setenv("QUIRE_KV_DTYPE", "int4")
+    assert refusal().startswith("QUIRE_KV_DTYPE")
+
+
+@pytest.mark.parametrize(("text", "share"), [("90%", 0.9), ("100%", 1.0), ("1GiB", 0.0)])
+def test_what_of_a_size_is_a_share(text, share):
+    assert option_values.memory_share(text) == share

@@ -9,7 +9,7 @@ import pytest
 from quire.kvstore.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 from compute.errors import LayoutMismatch, PoolUnavailable
-from compute.types import KvShape
+from compute.types import KvShape, PosixMemory
 from kvstore.attachment import ManagerOptions
 from kvstore.fakes import FakeStorage
 from kvstore.manager import PageManager
@@ -49,7 +49,7 @@ async def start(address: str, memory: int = 10_000) -> GrpcServer:
 async def test_the_handle_arrives_whole_and_stays_the_same(address, provider):
     server = await start(address)
     handle = await asyncio.to_thread(provider.attach_pool, SHAPE)
-    assert (handle.name, handle.offset_bytes) == ("quire-none", 4096)
+    assert (handle.memory, handle.offset_bytes) == (PosixMemory("quire-none"), 4096)
     assert (handle.layout.shape, handle.layout.block_size) == (SHAPE, 8)
     assert handle.layout.num_blocks == 10_000 // (8 * 2 * 2 * 8 * 2)
     assert handle.size_bytes == handle.layout.num_blocks * 8 * 2 * 2 * 8 * 2

@@ -63,7 +63,8 @@ async def test_the_pool_is_described_the_same_to_all(stub):
         {},
     )
     handle = (await stub.AttachPool(pb.AttachPoolRequest(shape=SHAPE))).handle
-    assert (handle.name, handle.offset_bytes) == ("quire-none", 4096)
+    assert handle.name == handle.posix.name == "quire-none"
+    assert handle.offset_bytes == 4096
     assert handle.size_bytes == 6 * BLOCK_BYTES
     assert handle.layout == common_pb2.PoolLayout(shape=SHAPE, block_size=8, block_count=6)
     assert handle.generation != 0
