@@ -106,6 +106,7 @@ def rope_kernel(
     tl.store(at + HALF, turned_second.to(qkv.dtype.element_ty), mask=is_q_cell)
 
     slot = tl.load(slot_mapping + t)
+    is_kept = is_kv & (slot >= 0)
     block_id = slot // BLOCK
     offset = slot % BLOCK
     part = tl.where(is_k, 0, 1).to(tl.int64)
@@ -115,7 +116,7 @@ def rope_kernel(
         scale = tl.where(most > 0, tl.div_rn(most, LARGEST), 1.0)
         scales_at = scales + block_id * scales_block + part * scales_part
         scales_at += offset * scales_token + kv_head_id.to(tl.int64) * scales_head
-        tl.store(scales_at, scale, mask=is_kv)
+        tl.store(scales_at, scale, mask=is_kept)
         divisor = tl.broadcast_to(scale[:, None], [HEADS, HALF_PAD])
         turned_first = tl.div_rn(turned_first, divisor)
         turned_second = tl.div_rn(turned_second, divisor)
@@ -131,9 +132,9 @@ def rope_kernel(
     rows = block_id * kv_block + part * kv_part
     rows += offset * kv_token + kv_head_id.to(tl.int64) * kv_head
     kept_at = kv + rows[:, None] + columns[None, :]
-    is_kv_cell = is_kv[:, None] & is_column
-    tl.store(kept_at, stored_first, mask=is_kv_cell)
-    tl.store(kept_at + HALF, stored_second, mask=is_kv_cell)
+    is_kept_cell = is_kept[:, None] & is_column
+    tl.store(kept_at, stored_first, mask=is_kept_cell)
+    tl.store(kept_at + HALF, stored_second, mask=is_kept_cell)
 
 
 def plan(

@@ -61,7 +61,8 @@ def test_rope_writes_its_slots_and_nothing_else(device, case):
         norms = HeadNorms(q_norm, k_norm, 1e-5)
         norms_there = HeadNorms(q_norm.to(device), k_norm.to(device), 1e-5)
     order = torch.randperm(12 * block_size, generator=torch.Generator().manual_seed(3))
-    slots = order[:num_tokens]
+    slots = order[:num_tokens].clone()
+    slots[num_tokens // 2 + 1 :: 5] = -1  # written nowhere
     rope_write_kv(
         qkv_there,
         angles.cos().to(device),
