@@ -1,10 +1,40 @@
-"""Fixtures for all tests: the real model's files, fetched once."""
+"""Fixtures for all tests: the real model's files, fetched once; and Triton's interpreter.
+
+Where there is no GPU, Triton's kernels run in its interpreter. It decides by an environment
+variable while it and the kernels are imported, and transformers imports it too: so it is
+imported here, before all tests. The variable is put back, so that no process that a test
+starts sees it.
+"""
 
 from __future__ import annotations
 
+import importlib
+import os
+
 import pytest
+import torch
 
 from services.common import config, model_files
+
+_VARIABLE = "TRITON_INTERPRET"
+
+
+def _import_interpreted_triton() -> None:
+    before = os.environ.get(_VARIABLE)
+    os.environ[_VARIABLE] = "1"
+    try:
+        # The latter it would import when the first kernel runs.
+        for name in ("compute.kernels.triton", "triton.experimental.gluon"):
+            importlib.import_module(name)
+    finally:
+        if before is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = before
+
+
+if not torch.cuda.is_available():
+    _import_interpreted_triton()
 
 
 @pytest.fixture(scope="session")
